@@ -1,0 +1,1 @@
+"""stackbisect: finds the smallest part of a software stack that changed a run's bits."""

@@ -1,0 +1,1 @@
+"""Where candidates are tried: virtual environments, containers."""

@@ -1,0 +1,1 @@
+"""Finds where the bits change: pure, callables in and decisions out."""
