@@ -1,0 +1,2 @@
+"""The lockfile: schema, TOML codec, compiled pins, ledgers, merge, diff. Pure but for reading and
+writing files."""

@@ -1,0 +1,111 @@
+"""What a lockfile holds, as frozen dataclasses; values in the tagged form of `inside.values`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pinner.inside.values import Encoded, canonical
+
+VERSION = 1
+
+Scalar = bool | int | float | str
+Values = Mapping[str, Encoded]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the lock came to be. ``runs`` counts the validating runs that gave one and the same
+    evidence."""
+
+    command: tuple[str, ...]
+    created: str  # ISO 8601, UTC
+    pinner: str  # version that wrote the lock
+    sealed: bool = False
+    complete: bool = False  # every rank reported and every choice that was seen could be pinned
+    runs: int = 0
+    world_size: int = 1
+    conflicts: int = 0  # keys for which the ranks' timings disagreed
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The stack the lock was recorded on: ``hard`` facts change bits, ``soft`` ones are for the
+    reader."""
+
+    hard: Mapping[str, Scalar] = field(default_factory=dict)
+    soft: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StreamRecord:
+    """One stream of one rank: ``digest`` chains all ``steps`` digests, ``head`` lists the first
+    few, so that a shorter run can be compared as far as it went."""
+
+    name: str
+    rank: int
+    steps: int
+    digest: str
+    head: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    algorithm: str = "sha256"
+    steps: int = 0  # of the longest stream
+    streams: tuple[StreamRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class TritonEntry:
+    """One locked choice of Triton's autotuner.
+
+    ``key`` maps argument names (``"N"``, ``"x:dtype"``) to values, ``config`` holds the kernel's
+    meta arguments and the launch options. ``code[i]`` is the digest of the machine code observed
+    for the argument specialisation ``specs[i]``; both are empty where no binary was made
+    (interpreter).
+    """
+
+    kernel: str
+    source: str
+    key: Values
+    config: Values
+    alternatives: int
+    code: tuple[str, ...] = ()
+    specs: tuple[str, ...] = ()
+    options: Values = field(default_factory=dict)
+    heuristics: Values = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def key_text(self) -> str:
+        return canonical(self.key)
+
+    @property
+    def config_text(self) -> str:
+        return canonical(self.config)
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What makes an entry one of its kind; also the order of entries in the file."""
+        return self.kernel, self.source, self.key_text
+
+
+@dataclass(frozen=True)
+class TritonFallback:
+    """The configs to take, first live one first, for a key of ``kernel`` that is not in the
+    lock."""
+
+    kernel: str
+    configs: tuple[Values, ...]
+
+
+@dataclass(frozen=True)
+class Lock:
+    run: Run
+    stack: Stack = field(default_factory=Stack)
+    policy: Values = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
+    triton: tuple[TritonEntry, ...] = ()
+    fallbacks: tuple[TritonFallback, ...] = ()
+    version: int = VERSION
