@@ -21,10 +21,10 @@ demo: env
 	@$(PY) scripts/demo.py
 
 test: env
-	@$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not soak" $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: env
-	@$(PY) -m pytest -n $(JOBS) --dist loadgroup -m soak $(ARGS)
+	@scripts/soak.sh $(PY) $(ARGS)
 
 lint: env
 	@$(PY) -m ruff check .

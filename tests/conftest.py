@@ -1,0 +1,45 @@
+"""Settings of every test: GPU tests where there is a GPU, and a closing list of what was skipped and why."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from tests import lanes
+
+# A workload must never inherit a session from the shell that runs the tests.
+for _name in [n for n in os.environ if n.startswith("PINNER_")]:
+    if _name not in (lanes.REQUIRE_SERVICES, lanes.SOAK):
+        del os.environ[_name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """GPU tests are skipped, with the reason, on a machine without one."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items or lanes.has_gpu():
+        return
+    for item in gpu_items:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what did not run here: one line a reason, with the number of tests."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped:
+        return
+    reasons = Counter(_reason(report) for report in skipped)
+    terminalreporter.section("not run on this machine")
+    for reason, count in sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0])):
+        terminalreporter.write_line(f"{count:4d}  {reason}")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
+@pytest.fixture(name="require")
+def _require() -> object:
+    """`require(condition, reason)`: skip, or fail where PINNER_REQUIRE_SERVICES is set."""
+    return lanes.require
