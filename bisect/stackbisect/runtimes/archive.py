@@ -1,0 +1,111 @@
+"""Tar streams to and from containers: what is packed is fixed, what is unpacked is not trusted."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+_SKIPPED = frozenset({"__pycache__"})
+
+
+class ArchiveError(Exception):
+    """An archive from a container that holds something it should not, or is cut short."""
+
+
+def pack(trees: Iterable[tuple[str, Path]], folders: Iterable[tuple[str, int]] = ()) -> bytes:
+    """Return a tar of host folders under new names, and of empty folders with their modes.
+
+    Files get 0644 and folders 0755 whatever this host's umask made of them, so that any user in a
+    container can read them; owners and times are left out.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, mode in folders:
+            archive.addfile(_folder(name, mode))
+        for name, root in trees:
+            _pack_tree(archive, name, root)
+    return buffer.getvalue()
+
+
+def _pack_tree(archive: tarfile.TarFile, name: str, root: Path) -> None:
+    archive.addfile(_folder(name, 0o755))
+    for parent, folders, files in os.walk(root):
+        folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED)
+        inner = PurePosixPath(name, Path(parent).relative_to(root).as_posix())
+        for folder in folders:
+            archive.addfile(_folder(str(inner / folder), 0o755))
+        for file in sorted(files):
+            content = Path(parent, file).read_bytes()
+            info = tarfile.TarInfo(str(inner / file))
+            info.size, info.mode = len(content), 0o644
+            archive.addfile(info, io.BytesIO(content))
+
+
+def _folder(name: str, mode: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, mode
+    return info
+
+
+def unpack(stream: Iterable[bytes], target: Path) -> list[Path]:
+    """Write the files of a container's archive below `target`; return them.
+
+    The archive's first path component (the folder that was asked for) is dropped. Links, devices
+    and names that lead outside are left out: the command in the container may have made them.
+    Files already there are replaced. Raises ArchiveError where the stream is not a whole tar.
+    """
+    written: list[Path] = []
+    for info, content in members(stream):
+        parts = PurePosixPath(info.name).parts[1:]
+        if not parts or ".." in parts or PurePosixPath(info.name).is_absolute():
+            continue
+        place = target.joinpath(*parts)
+        if info.isdir():
+            place.mkdir(parents=True, exist_ok=True)
+        elif content is not None:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            with place.open("wb") as out:
+                shutil.copyfileobj(content, out)
+            written.append(place)
+    return written
+
+
+def members(stream: Iterable[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Yield each member of a tar stream with its content, read once, front to back.
+
+    The content is None for anything but a regular file, and only good until the next member.
+    """
+    reader = _Reader(stream)
+    try:
+        with tarfile.open(fileobj=reader, mode="r|") as archive:
+            for info in archive:
+                yield info, archive.extractfile(info) if info.isreg() else None
+    except (tarfile.TarError, EOFError) as error:
+        raise ArchiveError(f"the archive from the container is cut or torn: {error}") from error
+
+
+class _Reader(io.RawIOBase):
+    """Byte chunks as the file that `tarfile` wants to read."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while size < 0 or len(self._rest) < size:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                break
+            self._rest += chunk
+        size = len(self._rest) if size < 0 else size
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
