@@ -1,4 +1,4 @@
-"""Finds the files that ship beside the code: the configs, and the folder that goes into other processes."""
+"""Finds the files that ship beside the code: the configs and the injection folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def inside_dir() -> Path:
-    """The folder `pinner/inside`: all that runs in the user's processes, and all that containers mount."""
+    """The folder that runs in the user's processes and is mounted into containers."""
     return _existing(_PACKAGE / "inside", "the part of pinner that runs in other processes")
 
 
@@ -20,10 +20,10 @@ def inject_dir() -> Path:
 
 
 def configs_dir() -> Path:
-    """The folder of policy profiles and metric taps: `pinner/configs` in a wheel, `configs/` in a checkout.
+    """The folder of policy profiles and metric taps.
 
-    A wheel install holds its own copy inside the package and an editable install has none there,
-    so the package is asked first and a stale neighbour can never win.
+    `pinner/configs` in a wheel, `configs/` in a checkout. An editable install copies nothing
+    into the package, so asking there first never finds a stale copy.
     """
     in_wheel = _PACKAGE / "configs"
     if in_wheel.is_dir():
@@ -40,6 +40,6 @@ def _existing(path: Path, what: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(
             f"expected {what} at {path}, found nothing; "
-            "the installation is incomplete: reinstall pinner-stackbisect (a zipped install is not supported)"
+            "the installation is incomplete or zipped: reinstall pinner-stackbisect"
         )
     return path

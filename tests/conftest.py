@@ -1,4 +1,4 @@
-"""Settings of every test: GPU tests where there is a GPU, and a closing list of what was skipped and why."""
+"""Settings of every test; a closing list says what was skipped and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import Counter
 
 import pytest
+
 from tests import lanes
 
 # A workload must never inherit a session from the shell that runs the tests.

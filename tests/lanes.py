@@ -1,4 +1,4 @@
-"""What this machine can run: needs that skip a test or fail it, and how often repeated checks repeat."""
+"""What this machine can run, and how often repeated checks repeat."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forks() -> int:
 
 
 def services_required() -> bool:
-    """Must every service be here? Set where all of them were installed, so that a skip is a fault."""
+    """Must every service be here? A skip is a fault where all of them were installed."""
     return os.environ.get(REQUIRE_SERVICES, "") not in ("", "0")
 
 
@@ -85,7 +85,7 @@ def _reports(path: str) -> str | None:
 
 @functools.cache
 def has_gpu() -> bool:
-    """Does torch see a CUDA device? Asked only once a `gpu` test was collected: torch is slow to import."""
+    """Does torch see a CUDA device? Asked only for a collected `gpu` test: torch is slow."""
     if not os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/dxg"):
         return False
     try:
