@@ -1,0 +1,35 @@
+"""Write down the run-time choices of a deterministic run, and force them afterwards.
+
+A workload may call `pinner.fingerprint(name, value)` anywhere: it does nothing unless pinner
+started the process. Importing this package loads nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .inside.api import fingerprint as fingerprint
+    from .programmatic import enforce as enforce
+
+__all__ = ["__version__", "enforce", "fingerprint"]
+
+_SOURCES = {"fingerprint": "inside.api", "enforce": "programmatic"}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from .inside import VERSION
+
+        return VERSION
+    if name not in _SOURCES:
+        raise AttributeError(f"module 'pinner' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"pinner.{_SOURCES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,283 @@
+"""What this process saw, as append-only JSON lines in a file of its own.
+
+Each line is one `write` to a file opened with O_APPEND, made at the moment of the decision it
+tells of: a process that is killed, or that ends with `os._exit`, has lost nothing. A child that
+was forked opens its own file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from . import VERSION, faults, session
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
+_LAYOUTS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("ompi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Where a process is told its rank. Slurm's world is the step's: a batch script is no rank."""
+
+
+class _File:
+    """The open ledger of one process."""
+
+    __slots__ = ("fd", "identity", "path", "pid")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.pid = os.getpid()
+        self.identity = _identity(fd)
+
+
+_lock = threading.RLock()
+_file: Optional[_File] = None
+_at_first_line: List[Callable[[], object]] = []
+_exit_callbacks: List[Callable[[], object]] = []
+_exit_pid: Optional[int] = None
+_prepared = False
+
+
+def prepare() -> None:
+    """Check that the session's ledger folder takes files, and follow forks from here on.
+
+    Ends the process where the folder is missing or read-only: what it decides would be lost.
+    """
+    global _prepared
+    _check_folder()
+    if _prepared:
+        return
+    _prepared = True
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def write(line: Dict[str, Any], sync: bool = False) -> None:
+    """Append `line`; with `sync` it is on the disk when this returns. No session: nothing.
+
+    The first line of a process is preceded by who it is, and by its stack facts.
+    Ends the process where the line cannot be written.
+    """
+    active = session.current()
+    if active is None:
+        return
+    with _lock:
+        if _opened() is None:
+            _open(active)
+            _run_at_first_line()
+        _append(line, sync)
+
+
+def open_now() -> None:
+    """Open this process's ledger, if a session is active, so that it counts as taking part."""
+    active = session.current()
+    if active is None:
+        return
+    with _lock:
+        if _opened() is None:
+            _open(active)
+
+
+def is_open() -> bool:
+    """True once this process, not a parent it was forked from, has a ledger."""
+    return _opened() is not None
+
+
+def at_first_line(callback: Callable[[], object]) -> None:
+    """Call `callback()` in each process before the first line that something else writes.
+
+    Where the ledger was opened by `open_now`, whoever opened it writes what belongs there.
+    """
+    _at_first_line.append(callback)
+
+
+def at_exit(callback: Callable[[], object]) -> None:
+    """Call `callback()` once at the normal end of this process and of every child forked from it.
+
+    Children of `multiprocessing` end with `os._exit` and never run `atexit`; there the callback
+    runs with multiprocessing's own finalizers, after all of theirs. Callbacks run last to first.
+    """
+    _exit_callbacks.append(callback)
+    _arm_exit()
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601 with milliseconds."""
+    stamp = time.time()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(stamp))
+    return "%s.%03dZ" % (whole, int(stamp * 1000) % 1000)
+
+
+def layout() -> Dict[str, Any]:
+    """Return {"rank", "world", "local_rank", "rank_from"} as the launcher of this process says."""
+    for source, rank, world, local in _LAYOUTS:
+        found = [_int(name) for name in (rank, world, local)]
+        if found[0] is not None and found[1] is not None:
+            return dict(zip(("rank", "world", "local_rank"), found), rank_from=source)
+    return {"rank": None, "world": None, "local_rank": None, "rank_from": None}
+
+
+def _int(name: str) -> Optional[int]:
+    try:
+        return int(os.environ.get(name, ""))
+    except ValueError:
+        return None
+
+
+def _check_folder() -> None:
+    active = session.current()
+    if active is None:
+        return
+    folder = active.ledger_folder
+    if not os.path.isdir(folder):
+        faults.die("cannot write what this process decides: no folder %s" % folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        faults.die(
+            "cannot write what this process decides: folder %s is not writable (%s)"
+            % (folder, _why_not(folder))
+        )
+
+
+def _why_not(folder: str) -> str:
+    """Return the system's own words for why no file can be made in `folder`."""
+    path = os.path.join(folder, ".probe-%d-%s" % (os.getpid(), os.urandom(4).hex()))
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        return error.strerror or str(error)
+    os.unlink(path)
+    return "access denied"
+
+
+def _opened() -> Optional[_File]:
+    if _file is not None and _file.pid == os.getpid():
+        return _file
+    return None
+
+
+def _open(active: session.Session) -> None:
+    global _file
+    uname = os.uname()
+    name = "%s-%d-%s.jsonl" % (_plain(uname.nodename), os.getpid(), os.urandom(6).hex())
+    path = os.path.join(active.ledger_folder, name)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError as error:
+        faults.die("cannot open the ledger %s: %s" % (path, error.strerror))
+        return
+    _file = _File(path, fd)
+    _arm_exit()
+    _append(_who(active, uname.nodename), False)
+
+
+def _who(active: session.Session, host: str) -> Dict[str, Any]:
+    line = {
+        "t": "process",
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "host": host,
+        "argv": list(getattr(sys, "argv", [])),
+        "executable": sys.executable,
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "mode": active.mode,
+        "run": active.run,
+        "time": now(),
+        "inside": VERSION,
+    }
+    line.update(layout())
+    return line
+
+
+def _plain(host: str) -> str:
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in host) or "host"
+
+
+def _run_at_first_line() -> None:
+    for callback in list(_at_first_line):
+        callback()
+
+
+def _append(line: Dict[str, Any], sync: bool) -> None:
+    import json
+
+    file = _opened()
+    if file is None:
+        return
+    data = (json.dumps(line, separators=(",", ":")) + "\n").encode("ascii")
+    try:
+        _reopen_if_taken(file)
+        written = os.write(file.fd, data)
+        while written < len(data):  # a full disk takes a part, and the next write says so
+            written += os.write(file.fd, data[written:])
+        if sync:
+            os.fsync(file.fd)
+    except OSError as error:
+        faults.die("cannot write the ledger %s: %s" % (file.path, error.strerror))
+
+
+def _reopen_if_taken(file: _File) -> None:
+    """Open the file again where the program closed our descriptor, or it means another file now.
+
+    Programs that become daemons close every descriptor they did not open themselves.
+    """
+    if _identity(file.fd) != file.identity:
+        file.fd = os.open(file.path, os.O_WRONLY | os.O_APPEND)
+
+
+def _identity(fd: int) -> Optional[Tuple[int, int]]:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
+
+
+def _after_fork() -> None:
+    global _lock, _file
+    _lock = threading.RLock()  # another thread of the parent may have held the old one
+    if _file is not None and _identity(_file.fd) == _file.identity:
+        os.close(_file.fd)
+    _file = None
+
+
+def _arm_exit() -> None:
+    """See to it that `_run_exit` runs at the end of this process, and of what it forks."""
+    global _exit_pid
+    if _exit_pid is not None:
+        return
+    _exit_pid = -1
+    import atexit
+
+    from . import imports
+
+    atexit.register(_run_exit)
+    imports.after("multiprocessing.util", _follow_multiprocessing)
+
+
+def _follow_multiprocessing(util: ModuleType) -> None:
+    # Process._bootstrap clears the finalizers in the child and then runs these.
+    util.register_after_fork(_run_exit, lambda _: _finalize_in(util))
+
+
+def _finalize_in(util: ModuleType) -> None:
+    util.Finalize(None, _run_exit, exitpriority=-1000)
+
+
+def _run_exit() -> None:
+    global _exit_pid
+    if _exit_pid == os.getpid():
+        return
+    _exit_pid = os.getpid()
+    for callback in reversed(list(_exit_callbacks)):
+        callback()
+    if is_open():
+        write({"t": "end", "time": now()})
