@@ -17,6 +17,8 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
+from .faults import PinnerError
+
 # Recursive: arrays and tagged tables hold values again.
 Encoded = Union[bool, int, float, str, List["Encoded"], Dict[str, "Encoded"]]
 
@@ -26,10 +28,11 @@ DTYPE_SUFFIX = ":dtype"
 # Python refuses to print or parse integers above 4,300 digits by default (3.11, and 3.8.14 and
 # later).
 _LARGEST_INT_BITS = 4096
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _LIBRARIES_OF_SCALARS = ("numpy",)
 
 
-class Unpinnable(ValueError):
+class Unpinnable(PinnerError):
     """A value that cannot be part of a pin: it would not mean the same in another process."""
 
 
@@ -73,7 +76,7 @@ def canonical(encoded: Any) -> str:
 
     ASCII only; names sorted; NaN and infinities written as Python's json writes them.
     """
-    return json.dumps(encoded, sort_keys=True, separators=(",", ":"))
+    return _CANONICAL.encode(encoded)
 
 
 def share_class(key: Mapping[str, Encoded]) -> str:
@@ -188,7 +191,7 @@ def _library(kind: type) -> str:
 def _encode_int(value: int) -> int:
     if value.bit_length() > _LARGEST_INT_BITS:
         raise Unpinnable(
-            f"expected an integer of at most {_LARGEST_INT_BITS} bits, found {value.bit_length()} bits"
+            f"expected an integer of at most {_LARGEST_INT_BITS} bits, found {value.bit_length()}"
         )
     return int(value)
 

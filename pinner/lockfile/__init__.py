@@ -1,2 +1,2 @@
-"""The lockfile: schema, TOML codec, compiled pins, ledgers, merge, diff. Pure but for reading and
-writing files."""
+"""The lockfile and what it is made from: schema, TOML codec, compiled pins, ledgers, merge,
+diff."""

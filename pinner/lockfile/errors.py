@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pinner.inside.faults import PinnerError
 
-class LockError(ValueError):
+
+class LockError(PinnerError):
     """A lockfile that cannot be read or written. Commands end with 65 (enforce: 96)."""
 
     def __init__(
@@ -30,5 +32,5 @@ class LockError(ValueError):
         return ": ".join(part for part in parts if part)
 
 
-class LedgerError(ValueError):
+class LedgerError(PinnerError):
     """A ledger with a line that is no record, other than a torn last one."""

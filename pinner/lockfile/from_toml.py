@@ -1,0 +1,250 @@
+"""Builds a `Lock` from the text of a lockfile, strictly: nothing unknown, nothing missing, no
+cut."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from pinner.inside.values import canonical
+
+from .errors import LockError
+from .fields import Document, Table
+from .schema import (
+    VERSION,
+    Evidence,
+    Lock,
+    Run,
+    Stack,
+    StreamRecord,
+    TritonEntry,
+    TritonFallback,
+)
+
+if sys.version_info >= (3, 11):
+    try:
+        import tomli as toml  # compiled; several times as fast
+    except ImportError:
+        import tomllib as toml
+else:
+    import tomli as toml
+
+# Other choosers' tables have their place in the format; this version writes and reads none.
+_LATER = ("inductor", "cublaslt")
+
+# The last table and the end of the text. With it in place, no part of a file is a file.
+_END = re.compile(
+    r"^[ \t]*\[end\][ \t]*(#[^\n]*)?\n"
+    r"([ \t]*(#[^\n]*)?\n)*"
+    r"[ \t]*entries[ \t]*=[ \t]*[0-9]+[ \t]*(#[^\n]*)?\n"
+    r"([ \t]*(#[^\n]*)?\n)*\Z",
+    re.MULTILINE,
+)
+
+
+def lock_from(document: Document) -> Lock:
+    """Raises `LockError`, and nothing else, for text that is no lockfile."""
+    try:
+        return _lock(_parsed(document), document)
+    except RecursionError:
+        raise LockError(
+            "expected values a few levels deep, found far deeper ones", source=document.source
+        ) from None
+
+
+def _parsed(document: Document) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = toml.loads(document.text)
+    except toml.TOMLDecodeError as error:
+        raise _not_toml(document, str(error)) from None
+    except ValueError:
+        raise _not_toml(document, "an integer with more digits than Python reads") from None
+    return data
+
+
+def _not_toml(document: Document, found: str) -> LockError:
+    place = re.search(r"at line (\d+), column \d+", found)
+    line = int(place.group(1)) if place else document.text.count("\n") + 1
+    return LockError(
+        f"expected TOML, found: {found}; the file is damaged, cut or edited: "
+        "restore it or record again",
+        source=document.source,
+        line=line,
+        entry=document.entry_at(line),
+    )
+
+
+def _lock(data: dict[str, Any], document: Document) -> Lock:
+    _check_not_newer(data, document)
+    _check_not_cut(document)
+    top = Table(data, document)
+    top.integer("version", least=1)
+    triton, fallbacks = _triton(top, document)
+    lock = Lock(
+        run=_run(Table(top.table("run"), document, "run")),
+        stack=_stack(Table(top.table("stack"), document, "stack"), document),
+        policy=Table(top.table("policy"), document, "policy").all_values(),
+        evidence=_evidence(Table(top.table("evidence"), document, "evidence"), document),
+        triton=triton,
+        fallbacks=fallbacks,
+    )
+    for name in _LATER:
+        if list(top.array(name, ())):
+            raise top.error(name, f"[[{name}]] entries are not supported by this version of pinner")
+    _check_count(Table(top.table("end"), document, "end"), len(triton))
+    top.close()
+    return lock
+
+
+def _check_not_newer(data: dict[str, Any], document: Document) -> None:
+    version = data.get("version")
+    if type(version) is int and version > VERSION:
+        raise LockError(
+            f"expected at most {VERSION}, found {version}: a newer pinner wrote it, update this one",
+            source=document.source,
+            line=document.line_of("", 0, "version"),
+            field="version",
+        )
+
+
+def _check_not_cut(document: Document) -> None:
+    if _END.search(document.text):
+        return
+    line = document.text.count("\n") + (not document.text.endswith("\n"))
+    raise LockError(
+        "expected the [end] table with its count and a newline to be the last thing in the file, "
+        "found the end of the file here; it is cut or was edited: restore it or record again",
+        source=document.source,
+        line=max(line, 1),
+        entry=document.entry_at(line),
+    )
+
+
+def _check_count(end: Table, entries: int) -> None:
+    expected = end.integer("entries")
+    end.close()
+    if expected != entries:
+        raise end.error(
+            "entries",
+            f"expected {expected} [[triton]] tables, found {entries}; the file lost or gained "
+            "some: restore it, or correct the count after an edit by hand",
+        )
+
+
+def _run(table: Table) -> Run:
+    run = Run(
+        command=table.strings("command"),
+        created=table.string("created"),
+        pinner=table.string("pinner"),
+        sealed=table.boolean("sealed"),
+        complete=table.boolean("complete"),
+        runs=table.integer("runs"),
+        world_size=table.integer("world_size", least=1),
+        conflicts=table.integer("conflicts"),
+    )
+    table.close()
+    return run
+
+
+def _stack(table: Table, document: Document) -> Stack:
+    hard = Table(table.table("hard"), document, "stack.hard").all_scalars()
+    soft = Table(table.table("soft"), document, "stack.soft").all_scalars()
+    table.close()
+    return Stack(hard=hard, soft=soft)
+
+
+def _evidence(table: Table, document: Document) -> Evidence:
+    streams = tuple(
+        _stream(Table(data, document, "evidence.stream", index, f"[[evidence.stream]] {index + 1}"))
+        for index, data in enumerate(table.array("stream", ()))
+    )
+    evidence = Evidence(table.string("algorithm"), table.integer("steps"), streams)
+    table.close()
+    return evidence
+
+
+def _stream(table: Table) -> StreamRecord:
+    stream = StreamRecord(
+        name=table.string("name"),
+        rank=table.integer("rank", least=None),
+        steps=table.integer("steps"),
+        digest=table.string("digest"),
+        head=table.strings("head", ()),
+    )
+    table.close()
+    return stream
+
+
+def _triton(
+    top: Table, document: Document
+) -> tuple[tuple[TritonEntry, ...], tuple[TritonFallback, ...]]:
+    entries: dict[tuple[str, str, str], TritonEntry] = {}
+    fallbacks: dict[str, TritonFallback] = {}
+    for index, data in enumerate(top.array("triton", ())):
+        table = Table(data, document, "triton", index, _label(index, data))
+        entry = _triton_entry(table)
+        identity = entry.identity
+        if identity in entries:
+            first = list(entries).index(identity) + 1
+            raise table.error("key", f"the same kernel, source and key as entry {first}: keep one")
+        entries[identity] = entry
+        for nested in table.array("fallback", ()):
+            fallback = _fallback(Table(nested, document, "triton.fallback", len(fallbacks)))
+            if fallback.kernel in fallbacks:
+                raise table.error(
+                    "fallback", f"a second one for kernel {fallback.kernel}: keep one"
+                )
+            fallbacks[fallback.kernel] = fallback
+        table.close()
+    _check_fallbacks(top, entries.values(), fallbacks)
+    return tuple(entries.values()), tuple(fallbacks.values())
+
+
+def _label(index: int, data: Any) -> str:
+    kernel = data.get("kernel") if isinstance(data, dict) else None
+    return f"[[triton]] entry {index + 1}" + (f" ({kernel})" if isinstance(kernel, str) else "")
+
+
+def _triton_entry(table: Table) -> TritonEntry:
+    entry = TritonEntry(
+        kernel=table.string("kernel"),
+        source=table.string("source"),
+        key=table.values("key"),
+        config=table.values("config"),
+        alternatives=table.integer("alternatives", least=1),
+        code=table.strings("code", ()),
+        specs=table.strings("specs", ()),
+        options=table.values("options", {}),
+        heuristics=table.values("heuristics", {}),
+        note=table.string("note", ""),
+    )
+    if len(entry.code) != len(entry.specs):
+        raise table.error(
+            "specs",
+            f"expected {len(entry.code)}, one for each digest in code, found {len(entry.specs)}",
+        )
+    return entry
+
+
+def _fallback(table: Table) -> TritonFallback:
+    kernel = table.string("kernel")
+    configs = tuple(table.checked_values("configs", config) for config in table.array("configs"))
+    table.close()
+    if not configs:
+        raise table.error("configs", "expected at least one config, found none")
+    if len({canonical(config) for config in configs}) < len(configs):
+        raise table.error("configs", "expected different configs, found one of them twice")
+    return TritonFallback(kernel, configs)
+
+
+def _check_fallbacks(
+    top: Table, entries: Iterable[TritonEntry], fallbacks: dict[str, TritonFallback]
+) -> None:
+    kernels = {entry.kernel for entry in entries}
+    for kernel in fallbacks:
+        if kernel not in kernels:
+            raise top.error(
+                "triton", f"a fallback for {kernel}, of which there is no entry: remove it"
+            )

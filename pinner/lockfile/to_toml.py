@@ -1,0 +1,94 @@
+"""Lays a `Lock` out as lines of TOML: entries in a stable order, one field a line, for small
+diffs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from .emit import assignment, assignments, list_assignment
+from .schema import Evidence, Lock, Run, StreamRecord, TritonEntry, TritonFallback
+
+_ABOUT = """\
+# Lockfile of pinner: the run-time choices of one run, to be reviewed and committed like code.
+# A [[triton]] table is one choice: for this kernel (source: a digest without lines and comments)
+# and this key (arguments by name) the autotuner took this config, out of so many alternatives.
+# code and specs: the machine code seen for it, one for each specialisation of the arguments.
+# [[triton.fallback]]: what a key that is not here gets, the first config that is live, untimed.
+# Edits by hand are fine, `pinner check` reads them; [end] counts the [[triton]] tables."""
+
+
+def lines_of(lock: Lock) -> Iterator[str]:
+    """The lines of the file, without their newlines."""
+    yield _ABOUT
+    yield assignment("version", lock.version)
+    yield from _run(lock.run)
+    yield from ("", "[stack.hard]", *assignments(lock.stack.hard))
+    yield from ("", "[stack.soft]", *assignments(lock.stack.soft))
+    yield from ("", "[policy]", *assignments(lock.policy))
+    yield from _evidence(lock.evidence)
+    yield from _triton(lock.triton, {each.kernel: each for each in lock.fallbacks})
+    yield from ("", "[end]", assignment("entries", len(lock.triton)))
+
+
+def _run(run: Run) -> Iterator[str]:
+    yield from ("", "[run]")
+    yield assignment("command", run.command)
+    yield assignment("created", run.created)
+    yield assignment("pinner", run.pinner)
+    yield assignment("sealed", run.sealed)
+    yield assignment("complete", run.complete)
+    yield assignment("runs", run.runs)
+    yield assignment("world_size", run.world_size)
+    yield assignment("conflicts", run.conflicts)
+
+
+def _evidence(evidence: Evidence) -> Iterator[str]:
+    yield from ("", "[evidence]")
+    yield assignment("algorithm", evidence.algorithm)
+    yield assignment("steps", evidence.steps)
+    for stream in sorted(evidence.streams, key=lambda each: (each.name, each.rank)):
+        yield from _stream(stream)
+
+
+def _stream(stream: StreamRecord) -> Iterator[str]:
+    yield from ("", "[[evidence.stream]]")
+    yield assignment("name", stream.name)
+    yield assignment("rank", stream.rank)
+    yield assignment("steps", stream.steps)
+    yield assignment("digest", stream.digest)
+    if stream.head:
+        yield from list_assignment("head", stream.head)
+
+
+def _triton(entries: Sequence[TritonEntry], fallbacks: dict[str, TritonFallback]) -> Iterator[str]:
+    ordered = sorted(entries, key=lambda entry: entry.identity)
+    for kernel, of_kernel in groupby(ordered, key=lambda entry: entry.kernel):
+        for entry in of_kernel:
+            yield from _entry(entry)
+        if kernel in fallbacks:
+            yield from _fallback(fallbacks[kernel])
+
+
+def _entry(entry: TritonEntry) -> Iterator[str]:
+    yield from ("", "[[triton]]")
+    yield assignment("kernel", entry.kernel)
+    yield assignment("source", entry.source)
+    yield assignment("key", entry.key)
+    yield assignment("config", entry.config)
+    yield assignment("alternatives", entry.alternatives)
+    if entry.code or entry.specs:
+        yield from list_assignment("code", entry.code)
+        yield from list_assignment("specs", entry.specs)
+    if entry.options:
+        yield assignment("options", entry.options)
+    if entry.heuristics:
+        yield assignment("heuristics", entry.heuristics)
+    if entry.note:
+        yield assignment("note", entry.note)
+
+
+def _fallback(fallback: TritonFallback) -> Iterator[str]:
+    yield from ("", "[[triton.fallback]]")
+    yield assignment("kernel", fallback.kernel)
+    yield from list_assignment("configs", fallback.configs)
