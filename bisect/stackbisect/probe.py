@@ -233,7 +233,11 @@ class Runtime(Protocol):
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """What is kept in the journal's header: options and host facts, no secrets."""
+        """What is kept in the journal's header: options and host facts, no secrets.
+
+        A resume on a machine or with options that describe themselves differently is refused, so
+        nothing in it may change by itself (free memory, times).
+        """
 
     def run(self, candidate: Candidate, job: Job) -> ProbeResult:
         """Try one candidate."""
