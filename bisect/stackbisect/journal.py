@@ -1,0 +1,441 @@
+"""The journal of one bisection: append-only JSON lines that survive a kill at any moment.
+
+```
+.stackbisect/NAME/journal.jsonl   header, then one line for each probe started, finished, ...
+.stackbisect/NAME/lock            held while a program works on this bisection
+.stackbisect/NAME/probes/0001/    one folder a probe: session/, log, stdout
+```
+Every line is written with one call and synced before anything goes on. A last line that was cut
+off by a kill is dropped; a damaged line anywhere else is an error that names file and line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pinner.durable import replace_text
+from stackbisect.probe import Candidate, EvidenceOptions, InfrastructureError, ProbeResult
+
+VERSION = 1
+ROOT = Path(".stackbisect")
+FILE = "journal.jsonl"
+LOCK = "lock"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class JournalError(Exception):
+    """A journal that cannot be read; names file and line."""
+
+
+class UsageError(Exception):
+    """Something asked for that cannot be done; says what to do instead."""
+
+
+class ChangedError(UsageError):
+    """A bisection was resumed with something else than it was begun with."""
+
+    def __init__(self, name: str, differences: Sequence[str]) -> None:
+        """`differences`: one text each, old and new."""
+        self.differences = tuple(differences)
+        listed = "\n".join(f"  {text}" for text in differences)
+        super().__init__(
+            f"bisection {name!r} was begun with something else, and probes of both "
+            "cannot be compared:\n"
+            f"{listed}\n"
+            "Give what it was begun with, another --name, or --fresh to begin again."
+        )
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a bisection is about. All but `created` and `again` must stay equal over a resume.
+
+    `runtime` is what the runtime says of itself, `setup` is what it takes to make it again.
+    `excluded` are candidates that were left out, each with label and reason. `again` is the
+    command that runs it again.
+    """
+
+    command: tuple[str, ...]
+    workdir: str
+    verdict: str
+    evidence: EvidenceOptions
+    time_limit: float | None
+    candidates: tuple[Candidate, ...]
+    setup: Mapping[str, Any]
+    runtime: Mapping[str, Any]
+    excluded: tuple[Mapping[str, str], ...]
+    notes: tuple[str, ...]
+    again: tuple[str, ...]
+    created: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The header as plain JSON values."""
+        return {
+            "t": "header",
+            "version": VERSION,
+            "command": list(self.command),
+            "workdir": self.workdir,
+            "verdict": self.verdict,
+            "evidence": self.evidence.to_json(),
+            "time_limit": self.time_limit,
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "setup": dict(self.setup),
+            "runtime": dict(self.runtime),
+            "excluded": [dict(each) for each in self.excluded],
+            "notes": list(self.notes),
+            "again": list(self.again),
+            "created": self.created,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Header:
+        """The inverse of `to_json`."""
+        return cls(
+            command=tuple(value["command"]),
+            workdir=value["workdir"],
+            verdict=value["verdict"],
+            evidence=EvidenceOptions(
+                tuple(value["evidence"]["files"]), tuple(value["evidence"]["stdout"])
+            ),
+            time_limit=value["time_limit"],
+            candidates=tuple(Candidate.from_json(each) for each in value["candidates"]),
+            setup=value["setup"],
+            runtime=value["runtime"],
+            excluded=tuple(value["excluded"]),
+            notes=tuple(value["notes"]),
+            again=tuple(value["again"]),
+            created=value["created"],
+        )
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One finished probe."""
+
+    number: int
+    candidate: str
+    attempt: int
+    result: ProbeResult
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a journal holds. `started` counts probes begun; `stopped` is why it last stopped."""
+
+    header: Header
+    probes: tuple[Probed, ...] = ()
+    started: int = 0
+    under_way: str | None = None
+    stopped: str | None = None
+    answer: Mapping[str, Any] | None = None
+
+    def seen(self) -> dict[str, list[ProbeResult]]:
+        """Finished probes by candidate, in order."""
+        found: dict[str, list[ProbeResult]] = {}
+        for probed in self.probes:
+            found.setdefault(probed.candidate, []).append(probed.result)
+        return found
+
+
+@dataclass
+class Journal:
+    """A bisection's journal, held by this program alone until it is closed."""
+
+    folder: Path
+    record: Record
+    _file: int = field(repr=False)
+    _lock: int = field(repr=False)
+
+    def __enter__(self) -> Journal:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the bisection back."""
+        self.close()
+
+    def start(self, candidate: Candidate, attempt: int, time: float) -> int:
+        """Write that a probe begins; returns its number, which no other probe has."""
+        number = self.record.started + 1
+        self._append(
+            {
+                "t": "start",
+                "probe": number,
+                "candidate": candidate.id,
+                "label": candidate.label,
+                "attempt": attempt,
+                "time": time,
+            }
+        )
+        return number
+
+    def finish(self, number: int, candidate: Candidate, attempt: int, result: ProbeResult) -> None:
+        """Write what a probe found. From here on it is never made again."""
+        self._append(
+            {
+                "t": "probe",
+                "probe": number,
+                "candidate": candidate.id,
+                "label": candidate.label,
+                "attempt": attempt,
+                "result": result.to_json(),
+            }
+        )
+
+    def stop(self, reason: str, time: float) -> None:
+        """Write why the program stops before there is an answer."""
+        self._append({"t": "stop", "reason": reason, "time": time})
+
+    def answer(self, answer: Mapping[str, Any], time: float) -> None:
+        """Write the answer."""
+        self._append({"t": "answer", "answer": dict(answer), "time": time})
+
+    def close(self) -> None:
+        """Give the bisection back. May be called twice."""
+        for descriptor in (self._file, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._lock = -1
+
+    def _append(self, line: dict[str, Any]) -> None:
+        data = (json.dumps(line, separators=(",", ":"), sort_keys=True) + "\n").encode()
+        end = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            _write_all(self._file, data)
+            os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, end)
+            raise InfrastructureError(
+                f"cannot write {self.folder / FILE}: {error.strerror}; make room and resume"
+            ) from error
+        self.record = _add(self.record, line)
+
+
+def check_name(name: str) -> str:
+    """Return the name of a bisection, or raise UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"--name: expected letters, digits, '.', '_' and '-' (not first), found {name!r}"
+        )
+    return name
+
+
+def exists(folder: Path) -> bool:
+    """Whether there is a bisection in this folder."""
+    return (folder / FILE).exists()
+
+
+def names(root: Path) -> list[str]:
+    """The bisections under `root`, by name."""
+    if not root.is_dir():
+        return []
+    return sorted(folder.name for folder in root.iterdir() if exists(folder))
+
+
+def create(folder: Path, header: Header) -> Journal:
+    """Begin a bisection; the folder must hold none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _hold(folder)
+    try:
+        if exists(folder):
+            raise UsageError(f"expected no bisection in {folder} yet, found one")
+        text = json.dumps(header.to_json(), separators=(",", ":"), sort_keys=True) + "\n"
+        replace_text(folder / FILE, text)
+        return Journal(folder, Record(header), _open(folder), lock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def resume(folder: Path) -> Journal:
+    """Take up a bisection. Raises JournalError, and UsageError where another program has it."""
+    if not exists(folder):
+        raise UsageError(_no_such(folder))
+    lock = _hold(folder)
+    try:
+        record, sound = _read(folder / FILE)
+        file = _open(folder)
+        os.ftruncate(file, sound)
+        return Journal(folder, record, file, lock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def read(folder: Path) -> Record:
+    """What the journal says at this moment; a program may be working on it."""
+    if not exists(folder):
+        raise UsageError(_no_such(folder))
+    return _read(folder / FILE)[0]
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a program is working on this bisection."""
+    try:
+        lock = _hold(folder)
+    except UsageError:
+        return True
+    os.close(lock)
+    return False
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep every other program from this bisection. Raises UsageError where one has it."""
+    lock = _hold(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename a bisection's folder so that a new one can begin; returns its new name."""
+    if not exists(folder):
+        return None
+    with hold(folder):
+        taken = {path.name for path in folder.parent.iterdir()}
+        number = next(n for n in range(1, 10_000) if f"{folder.name}.{n}" not in taken)
+        aside = folder.with_name(f"{folder.name}.{number}")
+        folder.rename(aside)
+    return aside
+
+
+def check_same(name: str, old: Header, new: Header) -> None:
+    """Raise ChangedError where a bisection is taken up with something else than it began with."""
+    found = differences(old, new)
+    if found:
+        raise ChangedError(name, found)
+
+
+def differences(old: Header, new: Header) -> list[str]:
+    """What differs between two headers, one text each."""
+    before, after = old.to_json(), new.to_json()
+    found: list[str] = []
+    for key in ("command", "workdir", "verdict", "evidence", "time_limit", "setup", "runtime"):
+        found.extend(_differing(key, before[key], after[key]))
+    return found + _differing_candidates(old.candidates, new.candidates)
+
+
+def _differing(name: str, old: Any, new: Any) -> list[str]:
+    if old == new:
+        return []
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [
+            text for key in keys for text in _differing(f"{name}.{key}", old.get(key), new.get(key))
+        ]
+    return [f"{name}: was {json.dumps(old)}, is {json.dumps(new)}"]
+
+
+def _differing_candidates(old: Sequence[Candidate], new: Sequence[Candidate]) -> list[str]:
+    before = {candidate.label: candidate.id for candidate in old}
+    after = {candidate.label: candidate.id for candidate in new}
+    found = [f"candidate {label}: gone" for label in before if label not in after]
+    found += [f"candidate {label}: new" for label in after if label not in before]
+    found += [
+        f"candidate {label}: was {before[label]}, is {after[label]}"
+        for label in before
+        if label in after and before[label] != after[label]
+    ]
+    if not found and list(before) != list(after):
+        found.append(f"order of candidates: was {list(before)}, is {list(after)}")
+    return found
+
+
+def _no_such(folder: Path) -> str:
+    known = ", ".join(names(folder.parent)) or "none"
+    return f"expected a bisection {folder.name!r} in {folder.parent}, found none; known: {known}"
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder / FILE, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+
+
+def _hold(folder: Path) -> int:
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(descriptor, 32).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise UsageError(
+            f"another program (process {owner or 'unknown'}) works on bisection {folder.name!r}; "
+            "wait for it or give another --name"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
+
+
+def _read(path: Path) -> tuple[Record, int]:
+    """The record, and how many bytes of the file are sound."""
+    data = path.read_bytes()
+    sound = data.rfind(b"\n") + 1
+    lines = data[:sound].split(b"\n")[:-1]
+    if not lines:
+        raise JournalError(f"{path}: expected a header, found an empty file")
+    record = Record(_header(path, lines[0]))
+    for number, text in enumerate(lines[1:], start=2):
+        try:
+            line = json.loads(text)
+            record = _add(record, line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JournalError(f"{path}, line {number}: not a journal line: {error}") from error
+    return record, sound
+
+
+def _header(path: Path, text: bytes) -> Header:
+    try:
+        value = json.loads(text)
+        if value["t"] != "header":
+            raise ValueError("expected the header")
+    except (ValueError, KeyError, TypeError) as error:
+        raise JournalError(f"{path}, line 1: not a journal header: {error}") from error
+    if value.get("version") != VERSION:
+        raise JournalError(
+            f"{path}: version {value.get('version')!r}, this program reads version {VERSION}"
+        )
+    try:
+        return Header.from_json(value)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise JournalError(f"{path}, line 1: the header lacks {error}") from error
+
+
+def _add(record: Record, line: Mapping[str, Any]) -> Record:
+    kind = line["t"]
+    fields: dict[str, Any] = dict(vars(record))
+    if kind == "start":
+        fields.update(started=int(line["probe"]), under_way=str(line["label"]), stopped=None)
+    elif kind == "probe":
+        result = ProbeResult.from_json(line["result"])
+        probed = Probed(line["probe"], line["candidate"], line["attempt"], result)
+        fields.update(probes=(*record.probes, probed), under_way=None)
+    elif kind == "stop":
+        fields.update(stopped=str(line["reason"]), under_way=None)
+    elif kind == "answer":
+        fields.update(answer=dict(line["answer"]), stopped=None)
+    else:
+        raise ValueError(f"unknown kind {kind!r}")
+    return Record(**fields)
