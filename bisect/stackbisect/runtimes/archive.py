@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -17,28 +17,32 @@ class ArchiveError(Exception):
     """An archive from a container that holds something it should not, or is cut short."""
 
 
-def pack(trees: Iterable[tuple[str, Path]], folders: Iterable[tuple[str, int]] = ()) -> bytes:
-    """Return a tar of host folders under new names, and of empty folders with their modes.
+def pack(trees: Iterable[tuple[str, Path]], folders: Mapping[str, int]) -> bytes:
+    """Return a tar of host folders under new names, and of more folders with their modes.
 
-    Files get 0644 and folders 0755 whatever this host's umask made of them, so that any user in a
-    container can read them; owners and times are left out.
+    Files get 0644 and folders 0755, or the mode in `folders`, whatever this host's umask made of
+    them: any user in a container can read them. Owners and times are left out. A folder stands in
+    the tar once: Docker gives a second entry's mode to nothing.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, mode in folders:
-            archive.addfile(_folder(name, mode))
+        seen: set[str] = set()
         for name, root in trees:
-            _pack_tree(archive, name, root)
+            seen.update(_pack_tree(archive, name, root, folders))
+        for name in sorted(set(folders) - seen):
+            archive.addfile(_folder(name, folders[name]))
     return buffer.getvalue()
 
 
-def _pack_tree(archive: tarfile.TarFile, name: str, root: Path) -> None:
-    archive.addfile(_folder(name, 0o755))
+def _pack_tree(
+    archive: tarfile.TarFile, name: str, root: Path, modes: Mapping[str, int]
+) -> Iterator[str]:
+    """Add a tree; yield the names of its folders."""
     for parent, folders, files in os.walk(root):
         folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED)
         inner = PurePosixPath(name, Path(parent).relative_to(root).as_posix())
-        for folder in folders:
-            archive.addfile(_folder(str(inner / folder), 0o755))
+        archive.addfile(_folder(str(inner), modes.get(str(inner), 0o755)))
+        yield str(inner)
         for file in sorted(files):
             content = Path(parent, file).read_bytes()
             info = tarfile.TarInfo(str(inner / file))

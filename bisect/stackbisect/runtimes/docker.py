@@ -1,0 +1,281 @@
+"""Tries candidates in containers of a Docker daemon and leaves nothing behind.
+
+Every container carries the bisection's label. It is removed when its probe ends, however it ends;
+what a program that was killed left is removed before the next probe of that bisection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stackbisect.probe import (
+    Candidate,
+    ContainerOptions,
+    Evidence,
+    InfrastructureError,
+    Job,
+    ProbeResult,
+    Status,
+)
+from stackbisect.runtimes import container_options
+from stackbisect.runtimes.archive import ArchiveError
+from stackbisect.runtimes.docker_engine import Engine, Image, Stopped, Untestable
+from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer
+from stackbisect.spaces import image_contents
+
+
+class DockerRuntime:
+    """Probes in containers of one Docker daemon (the Runtime of `probe.py`).
+
+    `bisection` is written on every container as a label. `contents_cache` is a folder that keeps
+    what is in an image, by the image's id. Any number of threads may call `run` at once.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        options: ContainerOptions,
+        bisection: str,
+        *,
+        transfer: Transfer = "auto",
+        contents_cache: Path | None = None,
+        environ: Mapping[str, str] = os.environ,
+        connect: Callable[[], Engine] = Engine.connect,
+    ) -> None:
+        """Read the options; raises OptionError. The daemon is first asked by other methods."""
+        self._setup = Setup(options, bisection, dict(environ), connect)
+        container_options.host_config(options)
+        container_options.environment(options, environ)
+        self._transfer = transfer
+        self._contents_cache = contents_cache
+        self._lock = threading.Lock()
+        self._swept = False
+        self._closed = threading.Event()
+        self._working: set[threading.Thread] = set()
+
+    def describe(self) -> dict[str, Any]:
+        """Return options and host; secrets hidden. Raises InfrastructureError without a daemon."""
+        with self._engine() as engine:
+            info = engine.info()
+        options = self._setup.options
+        shown = tuple(container_options.hide_secret(text) for text in options.env)
+        return {
+            "runtime": self.name,
+            "host": info.get("Name"),
+            "architecture": info.get("Architecture"),
+            "options": replace(options, env=shown).to_json(),
+        }
+
+    def run(self, candidate: Candidate, job: Job) -> ProbeResult:
+        """Try one candidate. An interrupt passes through once the container is gone.
+
+        The work is done in a thread of its own: there no KeyboardInterrupt can fall between the
+        moment the daemon makes a container and the moment its id is known here.
+        """
+        attempt = _Attempt(candidate, job)
+        worker = threading.Thread(target=self._work, args=(attempt,), daemon=True)
+        with self._lock:
+            self._working.add(worker)
+        try:
+            worker.start()
+            while worker.is_alive():
+                worker.join(0.2)
+        except BaseException:
+            attempt.stopped.set()
+            _wait(worker, attempt)
+            raise
+        finally:
+            with self._lock:
+                self._working.discard(worker)
+        if attempt.error is not None:
+            raise attempt.error
+        return attempt.result or _failed(attempt, "infrastructure", "the bisection was stopped")
+
+    def difference(self, good: Candidate, bad: Candidate) -> image_contents.Difference:
+        """Return what differs between two images; pulls one that is gone."""
+        with self._engine() as engine:
+            found = [self._contents(engine, candidate) for candidate in (good, bad)]
+        return image_contents.difference(found[0], found[1])
+
+    def clean(self) -> int:
+        """Remove every container of this bisection, running or not; return their number."""
+        with self._engine() as engine:
+            left = engine.labelled(self._setup.bisection)
+            for container in left:
+                engine.remove(container)
+        return len(left)
+
+    def close(self) -> None:
+        """Stop the probes that are under way and wait until their containers are gone."""
+        self._closed.set()
+        with self._lock:
+            working = list(self._working)
+        for worker in working:
+            worker.join(30)
+
+    def _work(self, attempt: _Attempt) -> None:
+        """Make one probe; its end is in `attempt.result`, or in `error` if nobody foresaw it."""
+        try:
+            with self._engine() as engine:
+                attempt.result = self._probe(engine, attempt)
+        except Stopped:
+            pass
+        except Untestable as error:
+            attempt.result = _failed(attempt, "untestable", str(error))
+        except (InfrastructureError, OSError) as error:
+            attempt.result = _failed(attempt, "infrastructure", str(error))
+        except BaseException as error:
+            attempt.error = error
+
+    def _probe(self, engine: Engine, attempt: _Attempt) -> ProbeResult:
+        def stopped() -> bool:
+            return attempt.stopped.is_set() or self._closed.is_set()
+
+        self._sweep_once(engine)
+        image = self._image(engine, attempt.candidate, stopped)
+        attempt.holds_container = True
+        probe = Probe(
+            setup=self._setup,
+            engine=engine,
+            reference=str(attempt.candidate.details["reference"]),
+            image=image,
+            job=attempt.job,
+            transfer=self._transfer_for(engine, attempt.job),
+            stopped=stopped,
+        )
+        try:
+            return probe.run()
+        finally:
+            self._transfer = probe.transfer
+
+    def _transfer_for(self, engine: Engine, job: Job) -> Transfer:
+        if self._transfer != "auto":
+            return self._transfer
+        # Under SELinux a mount without a label of its own cannot be read in the container.
+        labelled = any("selinux" in text for text in engine.info().get("SecurityOptions") or ())
+        hidden = [path for path in (job.inside, *job.inside.rglob("*")) if not _for_others(path)]
+        return "copy" if engine.remote or labelled or hidden else "auto"
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        engine = self._setup.connect()
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def _sweep_once(self, engine: Engine) -> None:
+        """Remove what a killed program left, before this one's first container."""
+        with self._lock:
+            if self._swept:
+                return
+            for container in engine.labelled(self._setup.bisection):
+                engine.remove(container)
+            self._swept = True
+
+    def _image(self, engine: Engine, candidate: Candidate, stopped: Callable[[], bool]) -> Image:
+        reference = str(candidate.details["reference"])
+        found = engine.image(reference)
+        if found is not None:
+            return found
+        repository, _, digest = reference.partition("@")
+        return engine.pull(repository, digest, candidate.details.get("platform"), stopped)
+
+    def _contents(self, engine: Engine, candidate: Candidate) -> image_contents.Contents:
+        image = self._image(engine, candidate, self._closed.is_set)
+        cached = self._cached(image)
+        if cached is not None:
+            return cached
+        settings = {
+            "Name": f"stackbisect-{secrets.token_hex(8)}",
+            "Cmd": ["stackbisect"],  # never started, but the daemon wants a command
+            "Labels": self._setup.labels(),
+            "HostConfig": {"NetworkMode": "none"},
+        }
+        try:
+            container = engine.create(image.id, settings)
+            try:
+                found = image_contents.read(engine.export(container), image.env)
+            finally:
+                engine.remove(container)
+        except (ArchiveError, Untestable) as error:
+            raise InfrastructureError(f"{candidate.label} cannot be read: {error}") from error
+        self._keep(image, found)
+        return found
+
+    def _cached(self, image: Image) -> image_contents.Contents | None:
+        if self._contents_cache is None:
+            return None
+        try:
+            return image_contents.loads(_cache_place(self._contents_cache, image).read_text())
+        except OSError:
+            return None
+
+    def _keep(self, image: Image, found: image_contents.Contents) -> None:
+        if self._contents_cache is None:
+            return
+        self._contents_cache.mkdir(parents=True, exist_ok=True)
+        place = _cache_place(self._contents_cache, image)
+        draft = place.with_suffix(f".{secrets.token_hex(4)}")
+        draft.write_text(image_contents.dumps(found))
+        draft.replace(place)
+
+
+@dataclass
+class _Attempt:
+    """One probe under way. `holds_container` is set before the daemon is asked to make one."""
+
+    candidate: Candidate
+    job: Job
+    stopped: threading.Event = field(default_factory=threading.Event)
+    started: float = field(default_factory=time.time)
+    holds_container: bool = False
+    result: ProbeResult | None = None
+    error: BaseException | None = None
+
+
+def _wait(worker: threading.Thread, attempt: _Attempt) -> None:
+    """Wait until an attempt that was told to stop has removed its container.
+
+    Another interrupt changes nothing: removal takes a moment, and a container that stays behind
+    may hold GPUs for days.
+    """
+    deadline = time.monotonic() + 60
+    while worker.is_alive() and attempt.holds_container and time.monotonic() < deadline:
+        with contextlib.suppress(KeyboardInterrupt):
+            worker.join(0.2)
+
+
+def _failed(attempt: _Attempt, status: Status, reason: str) -> ProbeResult:
+    return ProbeResult(
+        status=status,
+        exit_code=None,
+        reason=reason,
+        evidence=Evidence(),
+        facts={"reference": attempt.candidate.details.get("reference")},
+        loaded={},
+        started=attempt.started,
+        ended=time.time(),
+        log=str(attempt.job.log),
+    )
+
+
+def _cache_place(folder: Path, image: Image) -> Path:
+    return folder / f"{image.id.removeprefix('sha256:')}.json"
+
+
+def _for_others(path: Path) -> bool:
+    """True where any user may read the file, or enter the folder."""
+    mode = path.stat().st_mode
+    wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & wanted == wanted
