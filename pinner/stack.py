@@ -23,10 +23,14 @@ def classify(facts: Mapping[str, Any]) -> Stack:
     on_cpu = evidence_from_cpu(facts)
     hard: dict[str, Scalar] = {}
     soft: dict[str, Scalar] = {}
-    for field, value in sorted(facts.items()):
-        if is_known(value):
-            (hard if is_hard(field, on_cpu) else soft)[field] = value
+    for field, value in sorted(known(facts).items()):
+        (hard if is_hard(field, on_cpu) else soft)[field] = value
     return Stack(hard, soft)
+
+
+def known(facts: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The facts that have a known value: what one process could not see, another one may have."""
+    return {field: value for field, value in facts.items() if is_known(value)}
 
 
 def mismatches(
@@ -38,7 +42,7 @@ def mismatches(
 
 def notes(locked: Stack, here: Mapping[str, Any]) -> tuple[Mismatch, ...]:
     """The soft facts that both have and that differ: said, never refused."""
-    both = {field: here[field] for field in locked.soft if is_known(here.get(field))}
+    both = {field: value for field, value in known(here).items() if field in locked.soft}
     return tuple(differences({field: locked.soft[field] for field in both}, both))
 
 

@@ -102,7 +102,7 @@ def _check_not_newer(data: dict[str, Any], document: Document) -> None:
     version = data.get("version")
     if type(version) is int and version > VERSION:
         raise LockError(
-            f"expected at most {VERSION}, found {version}: a newer pinner wrote it, update this one",
+            f"expected at most {VERSION}, found {version}: a newer pinner wrote it; update",
             source=document.source,
             line=document.line_of("", 0, "version"),
             field="version",

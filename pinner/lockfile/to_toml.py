@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from .emit import assignment, assignments, list_assignment
+from .errors import LockError
 from .schema import Evidence, Lock, Run, StreamRecord, TritonEntry, TritonFallback
 
 _ABOUT = """\
@@ -19,7 +20,7 @@ _ABOUT = """\
 
 
 def lines_of(lock: Lock) -> Iterator[str]:
-    """The lines of the file, without their newlines."""
+    """The lines of the file, without their newlines. Raises `LockError` for what has no place."""
     yield _ABOUT
     yield assignment("version", lock.version)
     yield from _run(lock.run)
@@ -27,7 +28,7 @@ def lines_of(lock: Lock) -> Iterator[str]:
     yield from ("", "[stack.soft]", *assignments(lock.stack.soft))
     yield from ("", "[policy]", *assignments(lock.policy))
     yield from _evidence(lock.evidence)
-    yield from _triton(lock.triton, {each.kernel: each for each in lock.fallbacks})
+    yield from _triton(lock.triton, _by_kernel(lock))
     yield from ("", "[end]", assignment("entries", len(lock.triton)))
 
 
@@ -59,6 +60,20 @@ def _stream(stream: StreamRecord) -> Iterator[str]:
     yield assignment("digest", stream.digest)
     if stream.head:
         yield from list_assignment("head", stream.head)
+
+
+def _by_kernel(lock: Lock) -> dict[str, TritonFallback]:
+    """The fallbacks; in the file each stands below the last entry of its kernel."""
+    kernels = {entry.kernel for entry in lock.triton}
+    found: dict[str, TritonFallback] = {}
+    for fallback in lock.fallbacks:
+        if fallback.kernel not in kernels or fallback.kernel in found:
+            raise LockError(
+                f"expected one fallback for a kernel that has entries, found {fallback.kernel} "
+                + ("twice" if fallback.kernel in found else "without any")
+            )
+        found[fallback.kernel] = fallback
+    return found
 
 
 def _triton(entries: Sequence[TritonEntry], fallbacks: dict[str, TritonFallback]) -> Iterator[str]:
