@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pinner.inside.stack_rules import (
+    ABSENT,
+    ONLY_WHEN_LOADED,
+    SEPARATOR,
     Mismatch,
     differences,
     evidence_from_cpu,
@@ -31,6 +34,31 @@ def classify(facts: Mapping[str, Any]) -> Stack:
 def known(facts: Mapping[str, Any]) -> dict[str, Scalar]:
     """The facts that have a known value: what one process could not see, another one may have."""
     return {field: value for field, value in facts.items() if is_known(value)}
+
+
+def combine(processes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of a run from those of its processes, for `classify`.
+
+    Where processes differ in a hard fact, its value lists what was seen (``"1 | not there"``):
+    enforcing takes any of it. A soft fact in which they differ says nothing and is left out.
+    """
+    every = [{name: fact for name, fact in each.items() if is_known(fact)} for each in processes]
+    names = sorted({name for each in every for name in each})
+    seen = {name: _seen(name, every) for name in names}
+    on_cpu = evidence_from_cpu(seen)
+    return {
+        name: values[0] if len(values) == 1 else SEPARATOR.join(sorted(map(str, values)))
+        for name, values in seen.items()
+        if len(values) == 1 or is_hard(name, on_cpu)
+    }
+
+
+def _seen(name: str, processes: list[dict[str, Any]]) -> list[Any]:
+    """The different values of one fact; a process that did not load a library has no say."""
+    values = [each.get(name, ABSENT) for each in processes]
+    if name.startswith(ONLY_WHEN_LOADED):
+        values = [value for value in values if value != ABSENT]
+    return [value for i, value in enumerate(values) if value not in values[:i]]
 
 
 def mismatches(

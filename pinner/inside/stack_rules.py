@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from .values import canonical
 
@@ -18,16 +18,18 @@ SOFT: Dict[str, str] = {
     "os": "no part of any kernel",
     "os:*": "as the operating system",
     "kernel": "the operating system's, no part of any computation",
-    "glibc": "its mathematics is the CPU's alone",
     "gpu:count": "what each GPU does is decided by the ranks, not by how many there are",
     "gpu:memory": "its size decides nothing that is locked",
 }
 
 # Facts of the CPU and of the libraries that compute on it: hard only where there is no GPU, so
 # that the evidence comes from the CPU. Elsewhere they differ from host to host and change nothing.
+CPU_DISTRIBUTIONS = ("numpy", "scipy", "mkl", "intel-openmp", "jaxlib", "numba", "numexpr")
 CPU_ONLY = (
     "cpu",
     "cpu:*",
+    "glibc",  # its mathematics
+    *CPU_DISTRIBUTIONS,
     "loaded:libmkl*",
     "loaded:libopenblas*",
     "loaded:libgomp*",
@@ -39,8 +41,13 @@ CPU_ONLY = (
 # sides have them. All other facts must not depend on what the process has done so far.
 ONLY_WHEN_LOADED = "loaded:"
 
+# The processes of one run do not all have the same facts: torchrun sets OMP_NUM_THREADS for its
+# ranks and not for itself, and a helper may be denied the GPUs. A locked fact then lists what was
+# seen, and any of it is right.
+SEPARATOR = " | "
+ABSENT = "not there"
+
 _UNKNOWN = (None, "", "unknown")
-_ABSENT = "not there"
 
 
 class Mismatch(NamedTuple):
@@ -49,6 +56,10 @@ class Mismatch(NamedTuple):
     field: str
     locked: Optional[Any]
     here: Optional[Any]
+
+    def row(self) -> Tuple[str, str, str]:
+        """Field, locked value and value here, as text."""
+        return self.field, _shown(self.locked), _shown(self.here)
 
     def __str__(self) -> str:
         return f"{self.field}: locked {_shown(self.locked)}, here {_shown(self.here)}"
@@ -117,13 +128,15 @@ def _known(facts: Mapping[str, Any], field: str) -> Optional[Any]:
 
 
 def _agrees(each: Mismatch, partial: bool) -> bool:
-    if each.locked is None and each.here is None:
+    if each.here is None:
+        if each.locked is None or partial or each.field.startswith(ONLY_WHEN_LOADED):
+            return True
+    elif each.locked is None:
+        return each.field.startswith(ONLY_WHEN_LOADED)
+    elif canonical(each.locked) == canonical(each.here):
         return True
-    if each.locked is None or each.here is None:
-        not_yet = partial and each.here is None
-        return not_yet or each.field.startswith(ONLY_WHEN_LOADED)
-    return canonical(each.locked) == canonical(each.here)
+    return isinstance(each.locked, str) and _shown(each.here) in each.locked.split(SEPARATOR)
 
 
 def _shown(value: Any) -> str:
-    return _ABSENT if value is None else str(value)
+    return ABSENT if value is None else str(value)
