@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import List, NoReturn, Sequence
 
 REFUSED = 96
 """Exit code of a process that pinner ended: refused before, or instead of, unpinned work."""
@@ -43,49 +43,67 @@ def describe(error: BaseException) -> str:
     return "%s: %s" % (name, text) if text else name
 
 
-def say(text: str) -> None:
-    """Write one line to the process's standard error, past any buffer or replaced stream."""
-    line = "pinner: %s\n" % " ".join(text.split())
+def say(*lines: str) -> None:
+    """Write lines to the process's standard error at once, past any buffer or replaced stream."""
+    text = "".join("pinner: %s\n" % line.replace("\n", " ") for line in lines)
     try:  # noqa: SIM105
-        os.write(2, line.encode("utf-8", "backslashreplace"))
+        os.write(2, text.encode("utf-8", "backslashreplace"))
     except OSError:
         pass
 
 
-def die(cause: str, code: int = REFUSED) -> NoReturn:
-    """End this process at once: one line on stderr, a fault file for the launcher, `code`.
+def die(
+    cause: str,
+    code: int = REFUSED,
+    table: Sequence[Sequence[str]] = (),
+    advice: str = "",
+) -> NoReturn:
+    """End this process at once: `cause` on stderr, a fault file for the launcher, then `code`.
+
+    table: rows of equal length that belong to the cause, printed as columns
+    advice: one last line, what to do
 
     `os._exit` because nothing of the user's may run any more: an `except` clause or an exit
     handler that goes on would be the unpinned work that must not happen.
     """
     _flush()
-    say(cause)
-    record(cause)
+    say(cause, *_columns(table), *([advice] if advice else []))
+    record(cause, table)
     os._exit(code)
 
 
-def record(cause: str) -> None:
+def record(cause: str, table: Sequence[Sequence[str]] = ()) -> None:
     """Leave `cause` in the session's `faults/` for the launcher, where that can be written."""
     folder = os.environ.get("PINNER_SESSION")
     if not folder:
         return
     import json
 
+    host = os.uname().nodename
     fault = {
         "cause": cause,
-        "host": os.uname().nodename,
+        "rows": [list(row) for row in table],
+        "host": host,
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "argv": list(getattr(sys, "argv", [])),
         "executable": sys.executable,
         "time": time.time(),
     }
-    name = "%s-%d-%s.json" % (os.uname().nodename, os.getpid(), os.urandom(4).hex())
+    name = "%s-%d-%s" % (host.replace(os.sep, "_"), os.getpid(), os.urandom(4).hex())
+    path = os.path.join(folder, "faults", name + ".json")
+    hidden = os.path.join(folder, "faults", "." + name)
     try:
-        with open(os.path.join(folder, "faults", name), "w", encoding="utf-8") as out:
+        with open(hidden, "w", encoding="utf-8") as out:
             out.write(json.dumps(fault) + "\n")
+        os.rename(hidden, path)  # whoever lists the folder sees whole files
     except OSError:
         pass
+
+
+def _columns(table: Sequence[Sequence[str]]) -> List[str]:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))] if table else []
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
 
 
 def _flush() -> None:

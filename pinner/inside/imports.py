@@ -17,7 +17,7 @@ from . import faults
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 
 class _Hooks:
@@ -117,11 +117,11 @@ class _Finder:
         """Answer the protocol of Python 3.8 to 3.11 for finders that still ask it."""
 
 
-def _searched() -> set:  # type: ignore[type-arg]
-    names = getattr(_searching, "names", None)
+def _searched() -> Set[str]:
+    names: Optional[Set[str]] = getattr(_searching, "names", None)
     if names is None:
         names = _searching.names = set()
-    return names  # type: ignore[no-any-return]
+    return names
 
 
 def _ask_others(
@@ -136,7 +136,7 @@ def _ask_others(
         else:
             spec = _ask_legacy(finder, name, path)
         if spec is not None:
-            return spec  # type: ignore[no-any-return]
+            return spec
     return None
 
 
@@ -172,7 +172,7 @@ class _Proxy:
     def __reduce_ex__(self, protocol: Any) -> Tuple[Any, ...]:
         return _itself, (self._pinner_loader,)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:  # isinstance(spec.loader, SourceFileLoader) stays true
         return type(self._pinner_loader)
 

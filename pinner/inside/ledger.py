@@ -173,7 +173,6 @@ def _open(active: session.Session) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError as error:
         faults.die("cannot open the ledger %s: %s" % (path, error.strerror))
-        return
     _file = _File(path, fd)
     _arm_exit()
     _append(_who(active, uname.nodename), False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .faults import StartFault
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Optional
+    from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 VERSION = 1
 MODES = ("observe", "enforce")
@@ -125,7 +125,7 @@ def _load(path: str) -> Dict[str, Any]:
     return fields
 
 
-def _member(path: str, fields: Dict[str, Any], name: str, allowed: tuple) -> None:  # type: ignore[type-arg]
+def _member(path: str, fields: Dict[str, Any], name: str, allowed: Tuple[str, ...]) -> None:
     if fields.get(name) not in allowed:
         raise StartFault(
             "the session file %s: %s must be one of %s, found %r"

@@ -43,13 +43,13 @@ def _before_torch() -> None:
     from . import facts
 
     ledger.open_now()
-    facts.check_before_torch()
+    facts.before_torch()
 
 
 def _after_torch(module: ModuleType) -> None:
     from . import facts
 
-    facts.report()
+    facts.after_torch()
 
 
 def _facts_at_first_line() -> None:

@@ -11,6 +11,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _refuse(cause):
+    # type: (object) -> None
     """One line on stderr, a fault file for the launcher, and the reserved exit code."""
     line = "pinner: cannot start in this process: %s\n" % " ".join(str(cause).split())
     try:  # noqa: SIM105
@@ -25,6 +26,7 @@ def _refuse(cause):
 
 
 def _leave_fault(cause):
+    # type: (str) -> None
     import json
     import time
 
@@ -43,6 +45,7 @@ def _leave_fault(cause):
 
 
 def _begin():
+    # type: () -> None
     """Load the folder above as `pinner.inside`, whatever `pinner` is installed, and begin."""
     if sys.version_info < (3, 8):
         if os.environ.get("PINNER_SESSION"):
@@ -59,12 +62,14 @@ def _begin():
 
 
 def _describe(error):
+    # type: (Exception) -> str
     if type(error).__module__ == "pinner.inside.faults":
         return str(error)
     return "%s: %s" % (type(error).__name__, error)
 
 
 def _load_inside(folder):
+    # type: (str) -> None
     """Put the package in `folder` into sys.modules without importing a parent `pinner`."""
     name = "pinner.inside"
     if name in sys.modules:
@@ -91,6 +96,7 @@ def _load_inside(folder):
 
 
 def _run_hidden():
+    # type: () -> None
     """Run the sitecustomize that this file hides, as Python would have."""
     if sys.version_info < (3, 4):
         return
@@ -112,6 +118,7 @@ def _run_hidden():
 
 
 def _is_ours(entry):
+    # type: (str) -> bool
     return os.path.abspath(entry or os.getcwd()) == _HERE
 
 

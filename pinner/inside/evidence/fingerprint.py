@@ -1,0 +1,79 @@
+"""Evidence lines: the digest of a value in a named stream, step by step."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from .. import faults, ledger, session
+from .digest import digest
+
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Set
+
+_lock = threading.Lock()
+_steps: Dict[str, int] = {}
+_refused: Set[str] = set()
+
+
+def record(stream: str, value: Any, step: Optional[int] = None) -> None:
+    """Write the digest of `value` as the next step of `stream`.
+
+    step: its number; without it, how often this process has written to the stream before. That
+        count goes on for a value that has no digest, so that a hole stays visible.
+    """
+    number = _next(stream) if step is None else step
+    try:
+        text, what = digest(value)
+    except faults.EvidenceError as error:
+        refuse(stream, str(error))
+        return
+    write(stream, number, text, what)
+
+
+def record_digest(stream: str, text: str, what: Dict[str, Any]) -> None:
+    """Write a digest that was made elsewhere as the next step of `stream`."""
+    write(stream, _next(stream), text, what)
+
+
+def write(stream: str, step: int, text: str, what: Dict[str, Any]) -> None:
+    """Write one evidence line."""
+    ledger.write({"t": "evidence", "stream": stream, "step": step, "digest": text, "what": what})
+
+
+def refuse(stream: str, cause: str) -> None:
+    """Say once for each stream and cause that a value of it has no digest; never stops the run."""
+    if session.current() is None or not _first_time(stream, cause):
+        return
+    faults.say("no evidence from %s: %s" % (stream, cause))
+    ledger.write(
+        {"t": "problem", "kind": "note", "chooser": "evidence", "kernel": stream, "text": cause}
+    )
+
+
+def _next(stream: str) -> int:
+    with _lock:
+        number = _steps.get(stream, 0)
+        _steps[stream] = number + 1
+    return number
+
+
+def _first_time(stream: str, cause: str) -> bool:
+    with _lock:
+        key = stream + "\n" + cause
+        if key in _refused:
+            return False
+        _refused.add(key)
+        return True
+
+
+def _after_fork() -> None:
+    """A child's streams are its own and begin at 0."""
+    global _lock
+    _lock = threading.Lock()
+    _steps.clear()
+    _refused.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,71 @@
+"""Fingerprints of every optimizer step: gradients before it, parameters after it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from .. import faults, session
+from . import fingerprint
+from .digest import SHA256, combine, digest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Callable, List, Optional
+
+_lock = threading.Lock()
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_count = 0
+
+
+def install(module: ModuleType) -> None:
+    """Register the global step hooks of `torch.optim.optimizer`.
+
+    They run for every optimizer built on torch's class. Optimizers that keep gradients elsewhere
+    (main or decoupled gradients) show their parameters only: tap their gradient norm.
+    """
+    module.register_optimizer_step_pre_hook(_before_step)  # type: ignore[attr-defined]
+    module.register_optimizer_step_post_hook(_after_step)  # type: ignore[attr-defined]
+
+
+def _before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    _record(optimizer, "gradients", lambda parameter: parameter.grad)
+
+
+def _after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    _record(optimizer, "parameters", lambda parameter: parameter)
+
+
+# A compiled training step must not be traced into our code.
+_before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+_after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _record(optimizer: Any, kind: str, value_of: Callable[[Any], Any]) -> None:
+    """Write one digest over all parameters, in their order; a missing value counts as such."""
+    active = session.current()
+    if active is None or not active.evidence:
+        return
+    stream = "optimizer%d/%s" % (_number(optimizer), kind)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    digests: List[Optional[str]] = []
+    for index, parameter in enumerate(parameters):
+        value = value_of(parameter)
+        try:
+            digests.append(None if value is None else digest(value)[0])
+        except faults.EvidenceError as error:
+            fingerprint.refuse(stream, "parameter %d: %s" % (index, error))
+            return
+    what = {"dtype": kind, "shape": [len(parameters)]}
+    fingerprint.record_digest(stream, combine(digests, SHA256), what)
+
+
+def _number(optimizer: Any) -> int:
+    """Return which optimizer of this process this is, in the order of their first steps."""
+    global _count
+    with _lock:
+        if optimizer not in _numbers:
+            _numbers[optimizer] = _count
+            _count += 1
+        return _numbers[optimizer]
