@@ -22,6 +22,10 @@ def __getattr__(name: str) -> object:
         from .inside import VERSION
 
         return VERSION
+    if name == "inside":  # injection puts it into sys.modules without its parent
+        from importlib import import_module
+
+        return import_module("pinner.inside")
     if name not in _SOURCES:
         raise AttributeError(f"module 'pinner' has no attribute {name!r}")
     from importlib import import_module

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
     from typing import List, NoReturn, Sequence
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 from . import faults
 
+TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
@@ -132,7 +132,7 @@ def _ask_others(
             continue
         find_spec = getattr(finder, "find_spec", None)
         if find_spec is not None:
-            spec = find_spec(name, path, target)
+            spec: Optional[ModuleSpec] = find_spec(name, path, target)
         else:
             spec = _ask_legacy(finder, name, path)
         if spec is not None:

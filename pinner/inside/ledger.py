@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from . import VERSION, faults, session
 
+TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -51,7 +51,7 @@ _prepared = False
 def prepare() -> None:
     """Check that the session's ledger folder takes files, and follow forks from here on.
 
-    Ends the process where the folder is missing or read-only: what it decides would be lost.
+    Raises StartFault where the folder is missing or read-only: decisions would be lost.
     """
     global _prepared
     _check_folder()
@@ -139,10 +139,10 @@ def _check_folder() -> None:
         return
     folder = active.ledger_folder
     if not os.path.isdir(folder):
-        faults.die("cannot write what this process decides: no folder %s" % folder)
+        raise faults.StartFault("expected the ledger folder %s, found none" % folder)
     if not os.access(folder, os.W_OK | os.X_OK):
-        faults.die(
-            "cannot write what this process decides: folder %s is not writable (%s)"
+        raise faults.StartFault(
+            "cannot write what this process decides: the ledger folder %s is not writable (%s)"
             % (folder, _why_not(folder))
         )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from . import imports, ledger, pins, session, stand_in
 
-from . import imports, ledger, session
-
+TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Mapping
+    from typing import Any, Callable, Dict, Mapping
 
 _begun = False
 
@@ -24,19 +23,20 @@ def begin(environ: Mapping[str, str]) -> None:
     active = session.activate(environ)
     if active is None:
         return
+    if active.pins is not None:
+        pins.check_end(active.pins)
+    ledger.prepare()
     _begun = True
     imports.install()
-    ledger.prepare()
+    stand_in.offer()
     ledger.at_first_line(_facts_at_first_line)
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
     imports.after("triton.runtime.autotuner", _install_triton)
     if active.evidence:
         imports.after("torch.optim.optimizer", _install_optimizer)
-    if active.taps:
-        from .evidence import taps
-
-        taps.install(active.taps)
+    for tap in active.taps:
+        imports.after(tap["module"], _install_tap(tap))
 
 
 def _before_torch() -> None:
@@ -68,3 +68,12 @@ def _install_optimizer(module: ModuleType) -> None:
     from .evidence import optimizer
 
     optimizer.install(module)
+
+
+def _install_tap(tap: Dict[str, Any]) -> Callable[[ModuleType], None]:
+    def install(module: ModuleType) -> None:
+        from .evidence import taps
+
+        taps.install(tap, module)
+
+    return install

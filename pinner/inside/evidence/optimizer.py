@@ -25,8 +25,8 @@ def install(module: ModuleType) -> None:
     They run for every optimizer built on torch's class. Optimizers that keep gradients elsewhere
     (main or decoupled gradients) show their parameters only: tap their gradient norm.
     """
-    module.register_optimizer_step_pre_hook(_before_step)  # type: ignore[attr-defined]
-    module.register_optimizer_step_post_hook(_after_step)  # type: ignore[attr-defined]
+    module.register_optimizer_step_pre_hook(_before_step)
+    module.register_optimizer_step_post_hook(_after_step)
 
 
 def _before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -7,12 +7,12 @@ import inspect
 import sys
 from typing import TYPE_CHECKING
 
-from .. import faults, imports, session
+from .. import faults, session
 from . import fingerprint
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Dict, Optional, Tuple
 
     Function = Callable[..., Any]
 
@@ -48,19 +48,14 @@ class Tap:
             ) from None
 
 
-def install(compiled: List[Dict[str, Any]]) -> None:
-    """Wrap each tapped function once its module was imported.
+def install(fields: Dict[str, Any], module: ModuleType) -> None:
+    """Put the wrapped function in the place of the plain one; say so where there is none.
 
-    compiled: {"module", "function", "stream", "value": "return" | {"argument": name}} and, where
-        the value is inside another, "index" and "key"
+    fields: {"module", "function", "stream", "value": "return" | {"argument": name}} and, where the
+        value is inside another, "index" and "key"
+    module: the module the tap names, just imported: nobody has taken the plain function from it
     """
-    for fields in compiled:
-        tap = Tap(fields)
-        imports.after(tap.module, functools.partial(_wrap_in, tap))
-
-
-def _wrap_in(tap: Tap, module: ModuleType) -> None:
-    """Put the wrapped function in the place of the plain one; say so where there is none."""
+    tap = Tap(fields)
     owner, name = _place(tap, module)
     plain = None if owner is None else inspect.getattr_static(owner, name, None)
     function = plain.__func__ if isinstance(plain, (staticmethod, classmethod)) else plain

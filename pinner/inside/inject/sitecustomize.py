@@ -30,9 +30,12 @@ def _leave_fault(cause):
     import json
     import time
 
-    name = "%s-%d-%x.json" % (os.uname()[1], os.getpid(), int(time.time() * 1e6))
+    name = "%s-%d-%x" % (os.uname()[1], os.getpid(), int(time.time() * 1e6))
+    folder = os.path.join(os.environ["PINNER_SESSION"], "faults")
+    hidden = os.path.join(folder, "." + name)
     fault = {
         "cause": "cannot start in this process: " + cause,
+        "rows": [],
         "host": os.uname()[1],
         "pid": os.getpid(),
         "ppid": os.getppid(),
@@ -40,25 +43,25 @@ def _leave_fault(cause):
         "executable": sys.executable,
         "time": time.time(),
     }
-    with open(os.path.join(os.environ["PINNER_SESSION"], "faults", name), "w") as out:
+    with open(hidden, "w") as out:
         out.write(json.dumps(fault) + "\n")
+    os.rename(hidden, os.path.join(folder, name + ".json"))
 
 
 def _begin():
     # type: () -> None
     """Load the folder above as `pinner.inside`, whatever `pinner` is installed, and begin."""
-    if sys.version_info < (3, 8):
-        if os.environ.get("PINNER_SESSION"):
-            _refuse("Python 3.8 or newer is needed, this is %d.%d" % sys.version_info[:2])
+    if not os.environ.get("PINNER_SESSION"):
         return
+    if sys.version_info < (3, 8):
+        _refuse("Python 3.8 or newer is needed, this is %d.%d" % sys.version_info[:2])
     try:
         _load_inside(os.path.dirname(_HERE))
         from pinner.inside import start
 
         start.begin(os.environ)
     except Exception as error:
-        if os.environ.get("PINNER_SESSION"):
-            _refuse(_describe(error))
+        _refuse(_describe(error))
 
 
 def _describe(error):
