@@ -80,7 +80,7 @@ def unpack(stream: Iterable[bytes], target: Path) -> list[Path]:
     return written
 
 
-def members(stream: Iterable[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+def members(stream: Iterable[bytes]) -> Iterator[tuple[tarfile.TarInfo, io.RawIOBase | None]]:
     """Yield each member of a tar stream with its content, read once, front to back.
 
     The content is None for anything but a regular file, and only good until the next member.
@@ -89,9 +89,30 @@ def members(stream: Iterable[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes
     try:
         with tarfile.open(fileobj=reader, mode="r|") as archive:
             for info in archive:
-                yield info, archive.extractfile(info) if info.isreg() else None
-    except (tarfile.TarError, EOFError) as error:
-        raise ArchiveError(f"the archive from the container is cut or torn: {error}") from error
+                content = archive.extractfile(info) if info.isreg() else None
+                yield info, None if content is None else _Content(content)
+    except tarfile.TarError as error:
+        raise _torn(error) from error
+
+
+def _torn(error: tarfile.TarError) -> ArchiveError:
+    return ArchiveError(f"the archive from the container is cut or torn: {error}")
+
+
+class _Content(io.RawIOBase):
+    """A member's content, whose end before its time is an ArchiveError."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._content.read(size)
+        except tarfile.TarError as error:
+            raise _torn(error) from error
 
 
 class _Reader(io.RawIOBase):

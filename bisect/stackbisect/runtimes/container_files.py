@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import Protocol
 
 from stackbisect.probe import InfrastructureError
 from stackbisect.runtimes.archive import ArchiveError, members
@@ -109,7 +110,9 @@ def _fixed(parts: Sequence[str]) -> Iterator[str]:
         yield part
 
 
-def _files(source: Source, ended: Ended, places: Iterable[str]) -> Iterator[tuple[str, IO[bytes]]]:
+def _files(
+    source: Source, ended: Ended, places: Iterable[str]
+) -> Iterator[tuple[str, io.RawIOBase]]:
     """Yield path and content of every regular file at or below `places` the command wrote."""
     for place in dict.fromkeys(places):
         try:

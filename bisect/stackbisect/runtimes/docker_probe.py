@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from stackbisect.probe import ContainerOptions, InfrastructureError, Job, ProbeResult
-from stackbisect.runtimes import archive, container_files, container_options, harvest
+from stackbisect.runtimes import archive, caches, container_files, container_options, harvest
 from stackbisect.runtimes.container_output import OutputFile
 from stackbisect.runtimes.docker_engine import (
     BISECTION_LABEL,
@@ -43,13 +43,6 @@ ROOT = "/opt/pinner"
 INSIDE = f"{ROOT}/inside"
 SESSION = f"{ROOT}/session"
 CACHES = f"{ROOT}/caches"
-CACHE_VARIABLES = {
-    "TRITON_CACHE_DIR": f"{CACHES}/triton",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CACHES}/inductor",
-    "CUDA_CACHE_PATH": f"{CACHES}/cuda",
-    "TORCH_EXTENSIONS_DIR": f"{CACHES}/extensions",
-}
-
 _SESSION_FOLDERS = ("ledger", "faults", "launchers")
 _OPEN_TO_ALL = 0o1777
 """For folders that the command's user, whoever that is, must write in."""
@@ -145,10 +138,10 @@ class Probe:
 
     def _settings(self, hidden: str | None) -> dict[str, Any]:
         options = self.setup.options
+        given = {**self.job.env, **self.setup.env}
         env = {
-            **self.job.env,
-            **self.setup.env,
-            **CACHE_VARIABLES,
+            **given,
+            **self._cache_variables(given),
             "PINNER_SESSION": SESSION,
             "PINNER_MODE": "observe",
             "PYTHONPATH": f"{INSIDE}/inject:{hidden}" if hidden else f"{INSIDE}/inject",
@@ -171,6 +164,15 @@ class Probe:
             settings["Entrypoint"] = [options.entrypoint]  # [""] takes the image's own away
         return settings
 
+    def _cache_variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        switched_on = {
+            name: folder
+            for name, folder in caches.FOLDERS_IF_SET.items()
+            if given.get(name) or self.image.variable(name)
+        }
+        wanted = {**caches.FOLDERS, **switched_on}
+        return {name: f"{CACHES}/{folder}" for name, folder in wanted.items()}
+
     def _session_is_seen(self, container: str) -> bool:
         """True where the daemon's host is ours, so that a bind mount shows our files."""
         try:
@@ -182,14 +184,14 @@ class Probe:
 
     def _fill(self, container: str) -> None:
         """Put in what is not mounted, and the empty caches."""
-        caches = [PurePosixPath(place).name for place in CACHE_VARIABLES.values()]
+        empty = [*caches.FOLDERS.values(), *caches.FOLDERS_IF_SET.values()]
         if self.transfer == "bind":
-            folders = dict.fromkeys(caches, _OPEN_TO_ALL)
+            folders = dict.fromkeys(empty, _OPEN_TO_ALL)
             self.engine.put(container, CACHES, archive.pack([], folders))
             return
         trees = [("inside", self.job.inside), ("session", self.job.session)]
         session = ["session", *(f"session/{name}" for name in _SESSION_FOLDERS)]
-        opened = [*session, *(f"caches/{name}" for name in caches)]
+        opened = [*session, *(f"caches/{name}" for name in empty)]
         folders = {"caches": 0o755, **dict.fromkeys(opened, _OPEN_TO_ALL)}
         self.engine.put(container, ROOT, archive.pack(trees, folders))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import email.parser
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from stackbisect.runtimes.archive import members
 from stackbisect.runtimes.container_options import hide_secret
@@ -135,13 +136,13 @@ class _Found:
         self._places: dict[str, dict[str, str]] = {}
         self._texts: dict[PurePosixPath, str] = {}
 
-    def take(self, path: PurePosixPath, content: IO[bytes]) -> None:
+    def take(self, path: PurePosixPath, content: io.RawIOBase) -> None:
         """Read one regular file where it says something."""
         if str(path) == _DPKG_STATUS or str(path.parent) == _DPKG_FOLDER:
             if path.suffix != ".md5sums":
-                self.packages.update(debian_packages(content.read().decode("utf-8", "replace")))
+                self.packages.update(debian_packages(_text(content)))
         elif _is_metadata(path):
-            text = content.read(_METADATA_LIMIT).decode("utf-8", "replace")
+            text = _text(content, _METADATA_LIMIT)
             self._texts[path] = text
             self._take_metadata(path, text)
 
@@ -180,6 +181,10 @@ class _Found:
         return found
 
 
+def _text(content: io.RawIOBase, limit: int = -1) -> str:
+    return (content.read(limit) or b"").decode("utf-8", "replace")
+
+
 def _is_metadata(path: PurePosixPath) -> bool:
     """True for the files that describe one distribution, wherever they lie."""
     if path.parent.suffix == ".dist-info":
@@ -210,7 +215,7 @@ def record_digest(record: str) -> str:
 
 
 def debian_packages(status: str) -> dict[str, str]:
-    """Return the installed packages of a dpkg `status` text: name (`:arch` if foreign) → version."""
+    """Return what a dpkg `status` text says is installed: name (`:arch` if foreign) → version."""
     found: dict[str, str] = {}
     for paragraph in re.split(r"\n\s*\n", status):
         fields = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", paragraph, re.MULTILINE))

@@ -1,0 +1,277 @@
+"""Starts what container tests need where it does not run: a Docker daemon, image registries.
+
+Nothing is installed here (scripts/services.sh does that). Everything lives in one folder,
+STACKBISECT_SERVICES or a folder of this user's below the temporary one, and its data stay.
+
+    python tests/stackbisect/services.py start|stop|status
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+USER, PASSWORD = "tester", "open-sesame-42"
+# bcrypt, the only form the registry takes; made with: htpasswd -nbBC 5 tester open-sesame-42
+_HTPASSWD = "tester:$2y$05$AG9PnzQiwzDTfIkiUGN7eugbnZIdOI49i1AhRprfv77syrxzPlSxe\n"
+_DEFAULT_SOCKET = "/var/run/docker.sock"
+PROGRAMS = {"dockerd": "docker.io", "docker-registry": "docker-registry"}
+
+
+STARTED: list[Daemon] = []
+"""What this process started, in order: the tests end it when they are done."""
+
+
+class ServiceMissing(Exception):
+    """A service that cannot be had here; the text says what to install or do."""
+
+
+def folder() -> Path:
+    """Return where services keep their data; made where it is missing."""
+    named = os.environ.get("STACKBISECT_SERVICES")
+    place = Path(named or Path(tempfile.gettempdir(), f"stackbisect-services-{os.getuid()}"))
+    place.mkdir(parents=True, exist_ok=True)
+    return place.resolve()
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """Hold the folder against other test runs that want to start or make the same thing."""
+    place = folder()
+    with (place / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield place
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A program that was started here, or will be: its argv, its pid file, whether it answers."""
+
+    name: str
+    argv: tuple[str, ...]
+    place: Path
+    answers: Callable[[], bool]
+    address: str = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of a daemon of ours that is alive."""
+        try:
+            pid = int((self.place / f"{self.name}.pid").read_text())
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if Path(os.fsdecode(argv[0])).name == Path(self.argv[0]).name else None
+
+    def start(self, limit: float = 60.0) -> None:
+        """Start it and wait until it answers. Raises ServiceMissing with the end of its log."""
+        if self.pid is not None and self.answers():
+            return
+        log = self.place / f"{self.name}.log"
+        with log.open("wb") as out:
+            started = subprocess.Popen(
+                self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        (self.place / f"{self.name}.pid").write_text(str(started.pid))
+        STARTED.append(self)
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and started.poll() is None:
+            if self.answers():
+                return
+            time.sleep(0.1)
+        self.stop()
+        end = log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise ServiceMissing(f"{self.name} does not start: {' / '.join(end) or 'no output'}")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End it, if it is ours and alive, and wait until it is gone."""
+        pid = self.pid
+        if pid is None:
+            return
+        os.kill(pid, how)
+        deadline = time.monotonic() + 40
+        while self.pid is not None and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.05)
+        if self.pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
+def docker_daemon(name: str = "dockerd", *, bridge: bool = True) -> Daemon:
+    """Return a Docker daemon of our own, with data, socket and processes in our folder.
+
+    Without `bridge` it can run beside another one; its containers then have no network but the
+    host's.
+    """
+    place = folder()
+    address = f"unix://{place / name}.sock"
+    argv = [
+        "dockerd",
+        f"--host={address}",
+        f"--data-root={place / name}-data",
+        f"--exec-root={place / name}-exec",
+        f"--pidfile={place / name}.dockerd-pid",
+    ]
+    if not bridge:
+        argv += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
+    return Daemon(name, tuple(argv), place, lambda: docker_answers(address), address)
+
+
+def docker_address() -> str:
+    """Return the address of a Docker daemon that answers: the user's own, or one started here."""
+    usual = os.environ.get("DOCKER_HOST") or f"unix://{_DEFAULT_SOCKET}"
+    if docker_answers(usual):
+        return usual
+    _require("dockerd")
+    if os.getuid() != 0:
+        raise ServiceMissing(f"no Docker daemon answers at {usual}, and only root can start one")
+    with locked("dockerd"):
+        daemon = docker_daemon()
+        daemon.start()
+    return daemon.address
+
+
+def docker_answers(address: str) -> bool:
+    """True where a Docker daemon answers at a unix or tcp address."""
+    kind, _, rest = address.partition("://")
+    try:
+        if kind == "unix":
+            link = socket.socket(socket.AF_UNIX)
+            link.settimeout(10)
+            link.connect(rest)
+        else:
+            host, _, port = rest.partition(":")
+            link = socket.create_connection((host, int(port or 2375)), timeout=10)
+        with link:
+            link.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+            return link.recv(64).split(b" ")[1:2] == [b"200"]
+    except (OSError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class RegistryService:
+    """A registry that answers at `host` (127.0.0.1:PORT)."""
+
+    host: str
+    login: bool
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request needs to be let in."""
+        if not self.login:
+            return {}
+        token = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        return {"Authorization": f"Basic {token}"}
+
+
+def registry(*, login: bool) -> RegistryService:
+    """Return a registry on a free loopback port; both kinds show the same images."""
+    _require("docker-registry")
+    name = "registry-login" if login else "registry-open"
+    with locked(name) as place:
+        port_file = place / f"{name}.port"
+        with contextlib.suppress(OSError, ValueError):
+            found = RegistryService(f"127.0.0.1:{int(port_file.read_text())}", login)
+            if registry_answers(found):
+                return found
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        found = RegistryService(f"127.0.0.1:{port}", login)
+        _registry_daemon(place, name, found).start()
+        port_file.write_text(str(port))
+    return found
+
+
+def _registry_daemon(place: Path, name: str, service: RegistryService) -> Daemon:
+    config = {
+        "version": 0.1,
+        "log": {"level": "warn"},
+        "storage": {
+            "filesystem": {"rootdirectory": str(place / "registry")},
+            "delete": {"enabled": True},
+        },
+        "http": {"addr": service.host},
+    }
+    if service.login:
+        passwords = place / "htpasswd"
+        passwords.write_text(_HTPASSWD)
+        config["auth"] = {"htpasswd": {"realm": "test", "path": str(passwords)}}
+    file = place / f"{name}.yml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    argv = ("docker-registry", "serve", str(file))
+    return Daemon(name, argv, place, lambda: registry_answers(service))
+
+
+def registry_answers(service: RegistryService) -> bool:
+    """True where the registry speaks its protocol and lets us in."""
+    request = urllib.request.Request(f"http://{service.host}/v2/", headers=service.headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def stop_all() -> None:
+    """End every service that was started from this folder; data stay."""
+    place = folder()
+    for file in sorted(place.glob("*.pid")):
+        program = "docker-registry" if file.stem.startswith("registry") else "dockerd"
+        Daemon(file.stem, (program,), place, lambda: False).stop()
+        file.unlink(missing_ok=True)
+
+
+def _require(program: str) -> None:
+    os.environ["PATH"] = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
+    if shutil.which(program) is None:
+        raise ServiceMissing(
+            f"needs the program {program} (Debian package {PROGRAMS[program]}; "
+            "scripts/services.sh installs and starts it)"
+        )
+
+
+def main(words: list[str]) -> int:
+    """Start, stop or show the services."""
+    if words not in (["start"], ["stop"], ["status"]):
+        print("usage: services.py start|stop|status", file=sys.stderr)
+        return 64
+    if words == ["stop"]:
+        stop_all()
+        return 0
+    if words == ["start"]:
+        try:
+            print(f"docker {docker_address()}")
+            print(f"registry {registry(login=False).host}")
+            print(f"registry-login {registry(login=True).host}")
+        except ServiceMissing as error:
+            print(f"services: {error}", file=sys.stderr)
+            return 1
+        return 0
+    place = folder()
+    for file in sorted(place.glob("*.pid")):
+        program = "docker-registry" if file.stem.startswith("registry") else "dockerd"
+        daemon = Daemon(file.stem, (program,), place, lambda: False)
+        print(f"{file.stem} {'runs' if daemon.pid else 'is stopped'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
