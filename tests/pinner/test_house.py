@@ -166,10 +166,9 @@ def test_importing_inside_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:
     _import_all_of_inside(sys.executable, tmp_path)
 
 
-@pytest.mark.service
 def test_inside_imports_on_python_3_8(tmp_path: Path) -> None:
     """Annotations and calls can be too new where the syntax is not."""
-    _import_all_of_inside(lanes.require_python("3.8"), tmp_path)
+    _import_all_of_inside(lanes.other_python("3.8"), tmp_path)
 
 
 def test_stackbisect_depends_on_pinner_and_never_the_reverse() -> None:
