@@ -1,0 +1,468 @@
+"""The `pinner` command: reads arguments, calls the room that does the work, prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pinner.inside import VERSION
+
+USAGE, UNREADABLE = 64, 65
+REFUSED = 96  # by `enforce`, before the work began
+INTERRUPTED = 130
+
+EXIT_CODES = """\
+exit codes: 0 done · 1 bits differ · 2 nothing to compare · 3 pins broken · 4 lock refused, or
+another stack · 5 the command failed · 64 usage · 65 unreadable input. `enforce` returns CMD's own
+code; 96 if it refused before the work began; 97 if CMD ended with 0 but pins were broken."""
+
+RECORD = """\
+Runs CMD once and writes down what it chose, then N times in fresh processes under those choices,
+and seals the lock only if these runs left the same bits. The observed run keeps your compile
+caches; each validating run gets an empty TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR, so that no
+cache decides in the lock's place. A draft goes to FILE if nothing is there (or a draft), else to
+FILE.draft.
+
+Over a shared folder, for jobs that a scheduler starts (one pinner for each task, or one for all):
+  srun pinner record --phase observe --dir SHARED -- CMD
+  srun pinner record --phase validate --dir SHARED -- CMD     (at least twice)
+  pinner record --phase seal --dir SHARED -o FILE"""
+
+ENFORCE = """\
+Runs CMD with the lock's choices forced. Signals go through, the exit code is CMD's. Ctrl-C reaches
+CMD as it would without pinner; a second one within three seconds kills it and all it started. With
+--evidence-stdout (and --verify of a lock recorded with it) CMD's standard output is a pipe."""
+
+ENV = """\
+Prints the variables by which processes that something else starts (Ray, Kubernetes, another host)
+run under the lock. Their session is a new folder in DIR, which all of them must see and be able to
+write. `pinner check FILE --session FOLDER` says afterwards whether the pins held."""
+
+
+class _Usage(Exception):
+    """A command line that cannot be meant."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with the exit code for usage, and one line that names what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        say(f"{message}; see `{self.prog} --help`")
+        sys.exit(USAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, command = _split(words)
+    arguments = _parser().parse_args(words)
+    arguments.cmd = command
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, and that is fine
+        return 0
+    except _Usage as error:
+        say(f"{error}; see `pinner {arguments.command} --help`")
+        return USAGE
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        say(f"{error.strerror or error}{place}")
+        return REFUSED if arguments.command == "enforce" else UNREADABLE
+    except Exception as error:
+        known = _known(error, arguments.command)
+        if known is None:
+            raise
+        say(str(error))
+        return known
+
+
+def say(text: str) -> None:
+    """Prints to standard error; every line says who is talking."""
+    for line in text.splitlines() or [""]:
+        print(f"pinner: {line}", file=sys.stderr, flush=True)
+
+
+def _known(error: Exception, command: str) -> int | None:
+    """The exit code for an error that is no bug; None for one that is."""
+    from pinner.launch.phases import NameNeeded
+    from pinner.launch.session_dir import SessionError, SessionTaken
+    from pinner.launch.taps import TapError
+    from pinner.lockfile.errors import LedgerError, LockError
+
+    if isinstance(error, NameNeeded):
+        return USAGE
+    if not isinstance(error, (SessionError, TapError, LedgerError, LockError)):
+        return None
+    if command == "enforce":
+        return REFUSED
+    return USAGE if isinstance(error, SessionTaken) else UNREADABLE
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from pinner.launch import phases, record
+    from pinner.launch.taps import read_taps
+
+    sealing = arguments.phase == "seal"
+    if sealing and arguments.cmd:
+        raise _Usage("--phase seal runs nothing: expected no command after `--`")
+    if arguments.phase and not arguments.dir:
+        raise _Usage("--phase needs the folder that its launchers share: --dir SHARED")
+    if not arguments.phase and (arguments.fresh or arguments.run_name):
+        raise _Usage("--fresh and --run-name belong to --phase")
+    options = record.Options(
+        job=_job(arguments, () if sealing else _command(arguments)),
+        out=arguments.out,
+        runs=arguments.runs,
+        on_conflict=arguments.on_conflict,
+        taps=read_taps(arguments.tap),
+        expect=arguments.expect,
+        folder=arguments.dir,
+    )
+    if arguments.phase:
+        shared = phases.Shared(options, arguments.dir, arguments.run_name, arguments.fresh)
+        outcome = phases.run_phase(arguments.phase, shared, os.environ, say)
+    else:
+        outcome = record.record(options, os.environ, say)
+    say(outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
+def _enforce(arguments: argparse.Namespace) -> int:
+    from pinner.launch import enforce
+    from pinner.launch.taps import read_taps
+
+    options = enforce.Options(
+        job=_job(arguments, _command(arguments)),
+        lock=arguments.lock,
+        on_miss=arguments.on_miss,
+        allow=tuple(arguments.allow),
+        allow_draft=arguments.allow_draft,
+        verify=arguments.verify,
+        taps=read_taps(arguments.tap),
+        report=arguments.report,
+        expect=arguments.expect,
+        folder=arguments.dir,
+    )
+    outcome = enforce.enforce(options, os.environ, say)
+    for line in outcome.lines:
+        say(line)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
+def _env(arguments: argparse.Namespace) -> int:
+    from pinner.launch import enforce, environment
+
+    _no_command(arguments)
+    try:
+        lock, digest = enforce.load(
+            arguments.lock, allow_draft=arguments.allow_draft, allow=arguments.allow
+        )
+    except enforce.LockRefused as error:
+        say(str(error))
+        return 4
+    made = environment.elsewhere(
+        lock,
+        digest,
+        arguments.dir or environment.default_folder(arguments.lock, os.environ),
+        os.environ,
+        on_miss=arguments.on_miss,
+        allow=arguments.allow,
+        evidence=arguments.verify,
+    )
+    if arguments.json:
+        _print_json(arguments, made.to_json)
+    else:
+        print(made.shell())
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from pinner.lockfile import show
+    from pinner.lockfile.codec import read_lock
+
+    _no_command(arguments)
+    lock = read_lock(arguments.lock)
+    if arguments.json:
+        _print_json(arguments, lambda: show.as_json(lock))
+    else:
+        print(show.show(lock))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pinner.launch import check
+
+    if arguments.session is not None:
+        _no_command(arguments)
+        found = check.check_session(arguments.lock, arguments.session, arguments.expect)
+    else:
+        found = check.check(
+            arguments.lock,
+            arguments.cmd or (),
+            os.environ,
+            look_at_stack=not arguments.no_stack,
+        )
+    if arguments.json:
+        _print_json(arguments, found.to_json)
+    else:
+        print("\n".join(found.lines))
+    return found.exit
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from pinner.lockfile.codec import read_lock
+    from pinner.lockfile.diff import diff_locks
+
+    _no_command(arguments)
+    diff = diff_locks(read_lock(arguments.a), read_lock(arguments.b))
+    if arguments.json:
+        _print_json(arguments, diff.as_json)
+    else:
+        print(diff.text(str(arguments.a), str(arguments.b)))
+    return 0 if diff.empty else 1
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from pinner.launch.merging import merge_folders
+
+    _no_command(arguments)
+    outcome = merge_folders(arguments.folder, arguments.out, arguments.on_conflict)
+    say(outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
+def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
+    from pinner.launch.one_run import Job
+    from pinner.launch.outside import OutsideEvidence
+
+    return Job(
+        argv=tuple(command),
+        outside=OutsideEvidence(tuple(arguments.evidence_file), tuple(arguments.evidence_stdout)),
+        output=2 if arguments.json else None,
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """pinner's own arguments, and the command after the first `--`; None where there is no `--`."""
+    if "--" not in words:
+        return list(words), None
+    place = list(words).index("--")
+    return list(words[:place]), list(words[place + 1 :])
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    command: list[str] | None = arguments.cmd
+    if not command:
+        raise _Usage("expected the command to run after `--`, found none")
+    return command
+
+
+def _no_command(arguments: argparse.Namespace) -> None:
+    if arguments.cmd is not None:
+        raise _Usage(f"{arguments.command} runs nothing: expected no `--`")
+
+
+def _print_json(arguments: argparse.Namespace, value: Callable[[], Any]) -> None:
+    if arguments.json:
+        print(json.dumps(value(), indent=1, sort_keys=True))
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a number of at least {least}, found {text!r}"
+            )
+        return int(text)
+
+    return number
+
+
+def _expression(text: str) -> str:
+    try:
+        re.compile(text.encode())
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"not a regular expression: {text!r}: {error}") from None
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="pinner",
+        description="Writes down the run-time choices of a deterministic run, and forces them.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pinner {VERSION}")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
+    _add_record(_add(commands, "record", _record, "record a lock from runs of CMD", RECORD))
+    _add_enforce(_add(commands, "enforce", _enforce, "run CMD under a lock", ENFORCE))
+    _add_env(_add(commands, "env", _env, "print the variables for launchers elsewhere", ENV))
+    show = _add(commands, "show", _show, "show what is in a lock")
+    show.add_argument("lock", metavar="LOCK", nargs="?", type=Path, default=_DEFAULT)
+    _add_check(_add(commands, "check", _check, "check a lock, and whether it fits a stack"))
+    diff = _add(commands, "diff", _diff, "say how two locks differ")
+    diff.add_argument("a", metavar="A", type=Path)
+    diff.add_argument("b", metavar="B", type=Path)
+    merge = _add(commands, "merge", _merge, "make a draft lock from folders of ledgers")
+    merge.add_argument("folder", metavar="DIR", nargs="+", type=Path)
+    _add_out(merge)
+    return parser
+
+
+_DEFAULT = Path("pinner.lock.toml")
+
+
+def _add(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str | None = None,
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description or summary[0].upper() + summary[1:] + ".",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=_USAGES.get(name),
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one object on standard output; all else, CMD's output too, goes to standard error",
+    )
+    return parser
+
+
+_USAGES = {
+    "record": "pinner record [options] -- CMD",
+    "enforce": "pinner enforce [options] -- CMD",
+    "check": "pinner check LOCK [options] [-- PYTHON]",
+}
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, default=_DEFAULT)
+    parser.add_argument(
+        "--on-conflict",
+        choices=("fastest", "rank0", "fail"),
+        default="fastest",
+        help="which config stands for a key that ranks decided differently (default: fastest)",
+    )
+
+
+def _add_evidence(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--evidence-file",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="files that CMD writes are evidence (relative to here; may be given again)",
+    )
+    parser.add_argument(
+        "--evidence-stdout",
+        metavar="REGEX",
+        action="append",
+        default=[],
+        type=_expression,
+        help="matches in CMD's standard output are evidence: the first group, or all",
+    )
+    parser.add_argument(
+        "--tap",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="metric taps: a TOML file, or the name of one that ships with pinner",
+    )
+    parser.add_argument(
+        "--expect", metavar="N", type=_at_least(1), help="how many ranks must take part"
+    )
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    _add_out(parser)
+    parser.add_argument(
+        "--runs", metavar="N", type=_at_least(2), default=2, help="validating runs (default: 2)"
+    )
+    _add_evidence(parser)
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
+    )
+    parser.add_argument("--phase", choices=("observe", "validate", "seal"))
+    parser.add_argument(
+        "--run-name",
+        metavar="NAME",
+        help="what the launchers of one run call it (default: Slurm's)",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="put an earlier observed run in SHARED aside"
+    )
+
+
+def _add_lock(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-l", "--lock", metavar="FILE", type=Path, default=_DEFAULT)
+    parser.add_argument(
+        "--on-miss",
+        choices=("fallback", "error", "tune"),
+        default="fallback",
+        help="what becomes of a key that is not locked (tune: in one process only)",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="FIELD",
+        action="append",
+        default=[],
+        help="a hard fact of the stack that may differ (may be given again)",
+    )
+    parser.add_argument("--allow-draft", action="store_true", help="take a lock that is not sealed")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare evidence with the lock's at the same steps"
+    )
+
+
+def _add_enforce(parser: argparse.ArgumentParser) -> None:
+    _add_lock(parser)
+    _add_evidence(parser)
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write the coverage as JSON")
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
+    )
+
+
+def _add_env(parser: argparse.ArgumentParser) -> None:
+    _add_lock(parser)
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="default: $PINNER_DIR, or .pinner beside the lock"
+    )
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lock", metavar="LOCK", nargs="?", type=Path, default=_DEFAULT)
+    parser.add_argument(
+        "--no-stack", action="store_true", help="only whether it is whole and sealed"
+    )
+    parser.add_argument(
+        "--session", metavar="FOLDER", type=Path, help="judge what ran with `pinner env` variables"
+    )
+    parser.add_argument("--expect", metavar="N", type=_at_least(1), help=argparse.SUPPRESS)

@@ -1,0 +1,1 @@
+"""What two runs left behind, aligned and read: evidence, later traces. Pure."""

@@ -1,0 +1,255 @@
+"""Runs a command under a lock, and says afterwards whether the pins held."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pinner.compare import evidence, locked
+from pinner.durable import replace_text
+from pinner.inside import ledger
+from pinner.launch import command_line, judge, one_run, session_dir
+from pinner.launch.collect import Run, collect
+from pinner.launch.coverage import Coverage, cover
+from pinner.launch.outside import OutsideEvidence
+from pinner.launch.session_dir import OnMiss, Settings
+from pinner.launch.watch import Unpinned
+from pinner.lockfile.codec import read_lock_with_digest
+from pinner.lockfile.compiled import pins_text
+from pinner.lockfile.errors import LockError
+from pinner.lockfile.schema import Lock
+from pinner.stack import allowed_in_vain
+
+# Exit codes of `enforce` itself; all others are the command's.
+REFUSED = 96
+BROKEN = 97
+
+Say = Callable[[str], None]
+
+
+class LockRefused(Exception):
+    """The lock cannot be enforced; nothing was started."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `pinner enforce` was asked for.
+
+    verify: whether the evidence is compared with the lock's. report: a file for the coverage.
+    folder: where the run's folder stays; None for a temporary one.
+    """
+
+    job: one_run.Job
+    lock: Path
+    on_miss: OnMiss = "fallback"
+    allow: tuple[str, ...] = ()
+    allow_draft: bool = False
+    verify: bool = False
+    taps: tuple[Mapping[str, Any], ...] = ()
+    report: Path | None = None
+    expect: int | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an enforced run ended. `lines`: what a person is told, the coverage last."""
+
+    exit: int
+    lines: tuple[str, ...]
+    command_exit: int | None = None
+    coverage: Coverage | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            "exit": self.exit,
+            "command_exit": self.command_exit,
+            "messages": list(self.lines),
+            "report": None if self.coverage is None else self.coverage.report(),
+            **self.details,
+        }
+
+
+def load(path: Path, *, allow_draft: bool = False, allow: Sequence[str] = ()) -> tuple[Lock, str]:
+    """The lock in a file and its digest. Raises `LockRefused` where it may not be enforced."""
+    try:
+        lock, digest = read_lock_with_digest(path)
+    except LockError as error:
+        raise LockRefused(str(error)) from error
+    if not lock.run.sealed and not allow_draft:
+        raise LockRefused(
+            f"{path} is a draft: no validating runs have shown that its choices give one result; "
+            "record again, or allow it with --allow-draft"
+        )
+    slips = allowed_in_vain(lock.stack, allow)
+    if slips:
+        raise LockRefused("; ".join(slips))
+    return lock, digest
+
+
+def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
+    """Runs the command under the lock. Raises `SessionError` and `LedgerError`."""
+    try:
+        lock, digest = load(options.lock, allow_draft=options.allow_draft, allow=options.allow)
+        _check_command(options)
+    except LockRefused as error:
+        return Outcome(REFUSED, (str(error),))
+    temporary = options.folder is None
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-enforce-"))
+    session = session_dir.create(
+        folder / "enforce", _settings(options, environ), pins_text(lock, digest)
+    )
+    seen = one_run.run(session, _job(options, lock), environ, say)
+    run = collect(session)
+    outcome = judged(options, lock, run, seen.ended.code)
+    if options.report is not None and outcome.coverage is not None:
+        replace_text(options.report, json.dumps(outcome.coverage.report(), indent=1) + "\n")
+    if temporary:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
+    """What a finished run under a lock came to. code: the command's exit code."""
+    coverage = cover(lock, run.ledgers)
+    verification = _verification(options, lock, run)
+    unpinned = judge.unpinned(run)
+    part = judge.participation(run, expect=options.expect, own_rank=ledger.layout()["rank"])
+    broken = [*_broken(options, run, coverage), *(item.text for item in unpinned if item.loaded)]
+    broken += _absent(options, run, part.missing, unpinned)
+    differing, uncompared = _compared(verification)
+    exit_code = _exit(code, run, broken, differing, uncompared)
+    failure = [launcher.fields["failure"] for launcher in run.launchers]
+    lines = (
+        *(text for text in failure if text),
+        *dict.fromkeys(str(fault.get("cause", fault)) for fault in run.faults),
+        *(f"broken pins: {text}" for text in broken),
+        *(f"note: {item.text}" for item in unpinned if not item.loaded),
+        *(f"note: {text}" for text in coverage.notes),
+        *differing,
+        *uncompared,
+        coverage.line(),
+    )
+    return Outcome(
+        exit=exit_code,
+        lines=lines,
+        command_exit=code,
+        coverage=coverage,
+        details={
+            "processes": part.processes,
+            "ranks": list(part.ranks),
+            "missing": list(part.missing),
+            "unpinned": [item.to_json() for item in unpinned],
+            "faults": [dict(fault) for fault in run.faults],
+            "verify": None if verification is None else _verify_details(verification),
+        },
+    )
+
+
+def _check_command(options: Options) -> None:
+    """Refuses a command no process of which could ever take part."""
+    for obstacle in command_line.obstacles(options.job.argv):
+        if obstacle.certain:
+            raise LockRefused(f"the command cannot be pinned: {obstacle.text}")
+
+
+def _settings(options: Options, environ: Mapping[str, str]) -> Settings:
+    return Settings(
+        mode="enforce",
+        run="enforce",
+        created=session_dir.now(),
+        on_miss=options.on_miss,
+        taps=options.taps,
+        evidence=options.verify,
+        allow=options.allow,
+        hidden_pythonpath=session_dir.hidden_pythonpath(environ),
+    )
+
+
+def _job(options: Options, lock: Lock) -> one_run.Job:
+    """The job; to verify, it looks at the evidence the lock was recorded with."""
+    outside = options.job.outside
+    if options.verify and not outside:
+        outside = OutsideEvidence(
+            files=_texts(lock.policy.get("evidence_files")),
+            stdout=_texts(lock.policy.get("evidence_stdout")),
+        )
+    return one_run.Job(options.job.argv, outside, options.job.output, options.job.silence_s)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, (list, tuple)) else ()
+
+
+def _verification(options: Options, lock: Lock, run: Run) -> locked.Verification | None:
+    return locked.verify(lock.evidence, run.evidence()) if options.verify else None
+
+
+def _broken(options: Options, run: Run, coverage: Coverage) -> list[str]:
+    found = []
+    for name in coverage.broken(options.on_miss):
+        texts = [str(e.get("text", "")) for e in coverage.entries[name] if e.get("kernel")]
+        kernels = dict.fromkeys(str(e.get("kernel")) for e in coverage.entries[name])
+        found.append(f"{coverage.count(name)} {name}: {', '.join(kernels)}: {'; '.join(texts)}")
+    worlds = [ledger.process.world for ledger in run.ledgers if ledger.process.world is not None]
+    if options.on_miss == "tune" and max([1, *worlds]) > 1:
+        found.append(
+            f"--on-miss tune is for one process, found a world of {max(worlds)}: ranks would tune "
+            "apart; record the keys that were missed, or take --on-miss fallback"
+        )
+    return found
+
+
+def _absent(
+    options: Options, run: Run, missing: Sequence[str], unpinned: Sequence[Unpinned]
+) -> list[str]:
+    if not missing or run.ledgers:
+        return list(missing)
+    return [f"{missing[0]}: {one_run.nobody_because(options.job.argv, unpinned)}"]
+
+
+def _compared(verification: locked.Verification | None) -> tuple[list[str], list[str]]:
+    """The lines for bits that differ, and for evidence that could not be compared."""
+    if verification is None:
+        return [], []
+    differing = [
+        evidence.describe(difference, ("the lock", "this run"))
+        for difference in verification.differences
+    ]
+    uncompared = [f"not compared: {text}" for text in verification.uncompared]
+    if not verification.compared:
+        uncompared.append("nothing could be compared with the lock's evidence")
+    return [f"bits differ: {text}" for text in differing], uncompared
+
+
+def _exit(
+    code: int, run: Run, broken: Sequence[str], differing: Sequence[str], uncompared: Sequence[str]
+) -> int:
+    """The command's own code, unless it is 0 and something else is to be said."""
+    if run.faults:
+        return REFUSED
+    if code != 0:
+        return code
+    if broken:
+        return BROKEN
+    if differing:
+        return judge.DIFFERS
+    return judge.NOTHING if uncompared else 0
+
+
+def _verify_details(verification: locked.Verification) -> dict[str, Any]:
+    return {
+        "differences": [difference.to_json() for difference in verification.differences],
+        "compared": [
+            {"stream": stream, "rank": rank, "steps": steps}
+            for (stream, rank), steps in verification.compared.items()
+        ],
+        "uncompared": list(verification.uncompared),
+    }

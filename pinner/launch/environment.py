@@ -1,0 +1,129 @@
+"""Makes a session for processes that something else starts, and looks at an environment's stack."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pinner import shipped
+from pinner.launch import session_dir
+from pinner.launch.collect import collect
+from pinner.launch.session_dir import OnMiss, SessionDir, Settings
+from pinner.lockfile.compiled import pins_text
+from pinner.lockfile.schema import Lock
+
+# Where sessions for other launchers are made, if --dir does not say; all hosts must see it.
+FOLDER_VARIABLE = "PINNER_DIR"
+
+# A fingerprint opens the ledger and makes the process write its stack facts, with torch or without.
+_REPORT_FACTS = """
+try:
+    import torch
+except ImportError:
+    pass
+import pinner
+pinner.fingerprint("stack", 0)
+"""
+
+
+class NoFacts(Exception):
+    """A Python that could not be asked for its stack."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A session whose processes pinner does not start."""
+
+    session: SessionDir
+    variables: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `pinner env --json` prints.
+
+        `prepend` is for launchers that keep a PYTHONPATH of their own, as an image does.
+        """
+        return {
+            "session": str(self.session.path),
+            "variables": dict(self.variables),
+            "prepend": {"PYTHONPATH": str(shipped.inject_dir())},
+        }
+
+    def shell(self) -> str:
+        """Lines for a POSIX shell, which keep the PYTHONPATH it has."""
+        inject = shlex.quote(str(shipped.inject_dir()))
+        lines = [
+            f"export {name}={shlex.quote(value)}"
+            for name, value in self.variables.items()
+            if name != "PYTHONPATH"
+        ]
+        return "\n".join([*lines, f'export PYTHONPATH={inject}"${{PYTHONPATH:+:$PYTHONPATH}}"'])
+
+
+def elsewhere(
+    lock: Lock,
+    digest: str,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    on_miss: OnMiss = "fallback",
+    allow: Sequence[str] = (),
+    evidence: bool = False,
+) -> Elsewhere:
+    """Makes a session folder in `folder` under a new name. Raises `SessionError`."""
+    name = session_dir.new_name()
+    settings = Settings(
+        mode="enforce",
+        run=name,
+        created=session_dir.now(),
+        on_miss=on_miss,
+        evidence=evidence,
+        allow=tuple(allow),
+        hidden_pythonpath=session_dir.hidden_pythonpath(environ),
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise session_dir.SessionError(
+            f"cannot make {folder}: {error.strerror}; give a folder that can be written with --dir"
+        ) from error
+    session = session_dir.create(folder / name, settings, pins_text(lock, digest))
+    return Elsewhere(session, session.variables(environ))
+
+
+def default_folder(lock: Path, environ: Mapping[str, str]) -> Path:
+    """Where sessions for other launchers go: $PINNER_DIR, or a folder beside the lock."""
+    given = environ.get(FOLDER_VARIABLE)
+    return Path(given) if given else Path(os.path.abspath(lock)).parent / ".pinner"
+
+
+def facts_of(python: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The stack facts that a process of this Python reports. Raises `NoFacts`."""
+    with tempfile.TemporaryDirectory(prefix="pinner-facts-") as folder:
+        settings = Settings(mode="observe", run="facts", created=session_dir.now())
+        session = session_dir.create(Path(folder) / "facts", settings)
+        try:
+            done = subprocess.run(
+                [*python, "-c", _REPORT_FACTS],
+                env=session.environment(environ),
+                capture_output=True,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise NoFacts(f"cannot start {python[0]}: {error.strerror}") from error
+        facts: dict[str, Any] = {}
+        for _, found in collect(session).facts():
+            facts.update(found)
+    if not facts:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise NoFacts(
+            f"expected the stack facts of {shlex.join(python)}, found none (exit "
+            f"{done.returncode}: {last}); name a Python interpreter after `--`"
+        )
+    return facts

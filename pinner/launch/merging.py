@@ -1,0 +1,56 @@
+"""Merges ledgers that lie in folders into a draft lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pinner.inside import VERSION
+from pinner.launch import judge, record, session_dir
+from pinner.launch.record import Outcome
+from pinner.lockfile.conflicts import ConflictError, Rule
+from pinner.lockfile.errors import LedgerError
+from pinner.lockfile.ledgers import ProcessLedger, read_folder
+from pinner.lockfile.merge import draft_lock, merge_ledgers
+from pinner.lockfile.schema import Evidence, Run
+
+
+def merge_folders(folders: Sequence[Path], out: Path, rule: Rule) -> Outcome:
+    """Writes the draft lock that ledgers make. Raises `LedgerError` and `LockError`.
+
+    folders: of ledgers, or sessions that hold one.
+    """
+    ledgers = [ledger for folder in folders for ledger in _ledgers(folder)]
+    if not ledgers:
+        names = ", ".join(str(folder) for folder in folders)
+        return Outcome(judge.NOTHING, "nothing", f"expected ledgers in {names}, found none")
+    try:
+        draft = merge_ledgers(ledgers, rule)
+    except ConflictError as error:
+        details = {"conflicts": [conflict.as_json() for conflict in error.conflicts]}
+        return Outcome(judge.REFUSED, "conflicts", str(error), details=details)
+    holes = any(problem.kind in ("refused", "elsewhere") for problem in draft.problems)
+    run = Run(
+        command=ledgers[0].process.argv,
+        created=session_dir.now(),
+        pinner=VERSION,
+        complete=not holes,
+    )
+    written = record.write_draft(out, draft_lock(draft, run, {}, Evidence()))
+    lines = record.draft_lines(draft)
+    text = f"{len(draft.triton)} choices of {len(ledgers)} processes; the draft is in {written}"
+    return Outcome(
+        judge.DONE,
+        "draft",
+        "\n".join([*lines, text]),
+        written,
+        details=record.draft_details(draft),
+    )
+
+
+def _ledgers(folder: Path) -> list[ProcessLedger]:
+    inner = folder / "ledger"
+    if not folder.is_dir():
+        raise LedgerError(f"{folder}: expected a folder of ledgers, found none")
+    return list(read_folder(os.fspath(inner if inner.is_dir() else folder)))

@@ -1,0 +1,163 @@
+"""Runs the command once in a session: under injection, watched, and its end written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pinner import shipped
+from pinner.durable import replace_text
+from pinner.inside import ledger
+from pinner.launch import command, command_line
+from pinner.launch.outside import Files, Lines, OutsideEvidence
+from pinner.launch.session_dir import SessionDir, now
+from pinner.launch.watch import Unpinned, Watch
+
+# When to say that no process has reported yet.
+SILENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """The command, and how to run it.
+
+    outside: evidence that only the launcher sees.
+    output: a descriptor for the command's standard output; None is pinner's own.
+    silence_s: seconds after which it is said that nothing has reported.
+    """
+
+    argv: tuple[str, ...]
+    outside: OutsideEvidence = field(default_factory=OutsideEvidence)
+    output: int | None = None
+    silence_s: float = SILENCE_S
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How the run went, as far as this launcher can tell."""
+
+    ended: command.Ended
+    unpinned: tuple[Unpinned, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def run(
+    session: SessionDir, job: Job, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Seen:
+    """Starts the command in `session` and waits for it.
+
+    What happened is in the launcher's record in the session's folder, too, for whoever reads it
+    later: started and never ended says that this launcher was killed.
+    """
+    record = _Record(session, job)
+    record.write()
+    files, lines = Files(job.outside.files), Lines(job.outside.stdout)
+    watching = _Watching(session, job, say)
+    ended = command.run(
+        job.argv,
+        session.environment(environ),
+        output=command.Output(job.output, lines.feed if job.outside.stdout else None),
+        on_start=watching.begin,
+        on_tick=watching.look,
+        descendants=watching.descendants,
+        say=say,
+    )
+    written = files.written()
+    unpinned = watching.findings()
+    printed = lines.close()
+    missing = (
+        *(f"evidence file {text}" for text in written.missing),
+        *(f"evidence on standard output: nothing matched {text!r}" for text in lines.missing()),
+    )
+    record.write(
+        code=ended.code,
+        seconds=round(ended.seconds, 3),
+        failure=ended.failure,
+        interrupted=list(ended.interrupted),
+        files=written.files,
+        stdout=printed,
+        missing=list(missing),
+        unpinned=[item.to_json() for item in unpinned],
+    )
+    return Seen(ended, unpinned, missing)
+
+
+class _Record:
+    """This launcher's file in the session: written before the command starts, and at its end."""
+
+    def __init__(self, session: SessionDir, job: Job) -> None:
+        place = ledger.layout()
+        host = os.uname().nodename
+        self._path = session.launchers / f"{host}-{os.getpid()}-{os.urandom(3).hex()}.json"
+        self._fields: dict[str, Any] = {
+            "host": host,
+            "pid": os.getpid(),
+            "task": place["rank"] or 0,
+            "tasks": place["world"] or 1,
+            "command": list(job.argv),
+            "evidence_files": list(job.outside.files),
+            "evidence_stdout": list(job.outside.stdout),
+            "cwd": os.getcwd(),
+            "started": now(),
+            "code": None,
+        }
+
+    def write(self, **more: Any) -> None:
+        self._fields.update(more)
+        replace_text(self._path, json.dumps(self._fields) + "\n")
+
+
+class _Watching:
+    """The eyes on the command while it runs; blind until it has a process id."""
+
+    def __init__(self, session: SessionDir, job: Job, say: Callable[[str], None]) -> None:
+        self._session = session
+        self._job = job
+        self._say = say
+        self._watch: Watch | None = None
+        self._begun = time.monotonic()
+        self._silence_told = False
+
+    def begin(self, pid: int) -> None:
+        self._watch = Watch(
+            root=pid,
+            session=str(self._session.path),
+            inject=str(shipped.inject_dir()),
+            ledger=Path(self._session.ledger),
+        )
+
+    def look(self) -> None:
+        if self._watch is None:
+            return
+        self._watch.look()
+        if self._silence_told or time.monotonic() - self._begun < self._job.silence_s:
+            return
+        self._silence_told = True
+        if not self._watch.reported():
+            self._say(
+                f"no process has reported within {self._job.silence_s:g} s of the start: "
+                + nobody_because(self._job.argv, self._watch.findings())
+            )
+
+    def descendants(self) -> tuple[int, ...]:
+        return () if self._watch is None else self._watch.descendants()
+
+    def findings(self) -> tuple[Unpinned, ...]:
+        return () if self._watch is None else self._watch.findings()
+
+
+def nobody_because(argv: Sequence[str], unpinned: Sequence[Unpinned]) -> str:
+    """Why no process of a command took part, as far as can be told."""
+    causes = [item.text for item in unpinned]
+    causes += [obstacle.text for obstacle in command_line.obstacles(argv)]
+    if causes:
+        return "; ".join(causes)
+    return (
+        "none imported torch, decided anything or left a fingerprint; if some did, they run "
+        "elsewhere: give them the variables of `pinner env`"
+    )

@@ -1,0 +1,325 @@
+"""Records a lock: one observed run, then enforced runs in fresh processes that are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pinner.compare import evidence, locked
+from pinner.inside import VERSION, ledger
+from pinner.inside.values import Encoded
+from pinner.launch import judge, one_run, session_dir
+from pinner.launch.collect import Run, collect
+from pinner.launch.judge import Agreement, Disagreement, Refusal
+from pinner.launch.session_dir import SessionDir, Settings
+from pinner.lockfile import schema
+from pinner.lockfile.codec import dumps, read_lock, write_lock
+from pinner.lockfile.compiled import pins_text
+from pinner.lockfile.conflicts import ConflictError, Rule
+from pinner.lockfile.errors import LockError
+from pinner.lockfile.merge import Draft, draft_lock, merge_ledgers
+from pinner.lockfile.schema import Lock
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `pinner record` was asked for.
+
+    out: where the lock goes. runs: how many validating runs. expect: how many ranks must report.
+    folder: where the runs' folders stay; None for a temporary one, kept only after a failure.
+    """
+
+    job: one_run.Job
+    out: Path
+    runs: int = 2
+    on_conflict: Rule = "fastest"
+    taps: tuple[Mapping[str, Any], ...] = ()
+    expect: int | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    lock: the file that was written, None where there was nothing to write.
+    details: what `--json` says besides.
+    """
+
+    exit: int
+    status: str
+    text: str
+    lock: Path | None = None
+    sealed: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            "exit": self.exit,
+            "status": self.status,
+            "text": self.text,
+            "lock": None if self.lock is None else str(self.lock),
+            "sealed": self.sealed,
+            **self.details,
+        }
+
+
+def record(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
+    """Records a lock and says how it went. Raises `SessionError`, `LedgerError`, `LockError`."""
+    temporary = options.folder is None
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-record-"))
+    outcome = _Recording(options, folder, environ, say).outcome()
+    if temporary and outcome.exit == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif outcome.exit != 0:
+        say(f"the ledgers of the runs are in {folder}")
+    return outcome
+
+
+class _Recording:
+    """One recording; holds what is known so far, so that an early end can still tell it."""
+
+    def __init__(
+        self, options: Options, folder: Path, environ: Mapping[str, str], say: Say
+    ) -> None:
+        self._options = options
+        self._folder = folder
+        self._environ = environ
+        self._say = say
+        self._own_rank = ledger.layout()["rank"]
+        self._details: dict[str, Any] = {"runs": []}
+
+    def outcome(self) -> Outcome:
+        observed = self._observe()
+        refused = self._usable(observed)
+        if refused is not None:
+            return self._ended(refused)
+        try:
+            draft = merge_ledgers(observed.ledgers, self._options.on_conflict)
+        except ConflictError as error:
+            self._details["conflicts"] = [conflict.as_json() for conflict in error.conflicts]
+            return self._ended(Refusal(judge.REFUSED, "conflicts", str(error)))
+        lock = make_draft(draft, observed)
+        self._tell_draft(draft, observed)
+        refused = judge.evidence_refusal(observed.evidence(), "observed")
+        if refused is not None:
+            return self._ended(refused, lock)
+        return self._validate(lock, observed)
+
+    def _observe(self) -> Run:
+        self._say("observing: " + " ".join(self._options.job.argv))
+        settings = self._settings("observe", "observe")
+        session = session_dir.create(self._folder / "observe", settings)
+        return self._run(session, self._environ)
+
+    def _validate(self, lock: Lock, observed: Run) -> Outcome:
+        runs = []
+        for number in range(1, self._options.runs + 1):
+            run = self._enforced(lock, f"validate-{number}", replay=False)
+            refused = self._usable(run)
+            if refused is not None:
+                return self._ended(refused, lock)
+            runs.append(run)
+        agreed = judge.agree(runs)
+        if isinstance(agreed, Disagreement):
+            return self._differing(agreed, lock)
+        if isinstance(agreed, Refusal):
+            return self._ended(agreed, lock)
+        self._details.update(tell_agreement(agreed, observed, runs[0], self._say))
+        return self._seal(lock, agreed)
+
+    def _enforced(self, lock: Lock, name: str, replay: bool) -> Run:
+        what = "looking for the kernel" if replay else f"{name} of {self._options.runs}"
+        self._say(f"{what}: an enforced run with empty compile caches")
+        settings = replace(self._settings("enforce", name), on_miss="error", replay=replay)
+        pins = pins_text(lock, text_digest(lock))
+        session = session_dir.create(self._folder / name, settings, pins)
+        with session_dir.fresh_caches(self._environ) as environ:
+            return self._run(session, environ)
+
+    def _run(self, session: SessionDir, environ: Mapping[str, str]) -> Run:
+        seen = one_run.run(session, self._options.job, environ, self._say)
+        found = collect(session)
+        self._details["runs"].append(
+            {
+                "name": found.name,
+                "code": seen.ended.code,
+                "seconds": round(seen.ended.seconds, 3),
+                "processes": len(found.ledgers),
+                "folder": str(session.path),
+            }
+        )
+        return found
+
+    def _usable(self, run: Run) -> Refusal | None:
+        return judge.refusal(run, expect=self._options.expect, own_rank=self._own_rank)
+
+    def _differing(self, found: Disagreement, lock: Lock) -> Outcome:
+        """Two runs under one lock differ: look whether one kernel alone shows it."""
+        self._details["difference"] = found.to_json()
+        self._say(found.refusal.text)
+        run = self._enforced(lock, "replay", replay=True)
+        culprits = [
+            {"kernel": p.kernel, "config": p.fields.get("config"), "text": p.text}
+            for _, p in run.problems("replay")
+        ]
+        self._details["replay"] = culprits
+        text = f"{found.refusal.text}; {judge.replayed(run)}"
+        return self._ended(replace(found.refusal, text=text), lock)
+
+    def _settings(self, mode: session_dir.Mode, name: str) -> Settings:
+        return Settings(
+            mode=mode,
+            run=name,
+            created=session_dir.now(),
+            taps=self._options.taps,
+            hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
+        )
+
+    def _tell_draft(self, draft: Draft, observed: Run) -> None:
+        self._details.update(draft_details(draft))
+        for line in draft_lines(draft):
+            self._say(line)
+        self._say(f"{len(draft.triton)} choices seen in {len(observed.ledgers)} processes")
+
+    def _seal(self, lock: Lock, agreed: Agreement) -> Outcome:
+        sealed = seal(lock, agreed, self._options.runs)
+        return write_sealed(self._options.out, sealed, self._details)
+
+    def _ended(self, refused: Refusal, lock: Lock | None = None) -> Outcome:
+        return refused_outcome(refused, self._options.out, lock, self._details)
+
+
+def make_draft(draft: Draft, observed: Run) -> Lock:
+    """The unsealed lock that an observed run makes. It depends on nothing but that run."""
+    launcher = observed.launchers[0]
+    run = schema.Run(
+        command=launcher.texts("command"),
+        created=observed.session.settings.created,
+        pinner=VERSION,
+        complete=not judge.unenforceable(observed),
+    )
+    options = ("evidence_files", "evidence_stdout")
+    policy: dict[str, Encoded] = {
+        name: list(launcher.texts(name)) for name in options if launcher.texts(name)
+    }
+    return draft_lock(draft, run, policy, schema.Evidence())
+
+
+def seal(lock: Lock, agreed: Agreement, runs: int) -> Lock:
+    """The draft with the evidence of its validating runs in it."""
+    return replace(
+        lock,
+        run=replace(lock.run, sealed=True, runs=runs),
+        evidence=locked.keep(agreed.evidence),
+    )
+
+
+def write_sealed(out: Path, lock: Lock, details: Mapping[str, Any]) -> Outcome:
+    """Writes a sealed lock and says so."""
+    write_lock(out, lock)
+    return Outcome(judge.DONE, "sealed", sealed_text(out, lock), out, True, details)
+
+
+def refused_outcome(
+    refused: Refusal, out: Path, lock: Lock | None, details: Mapping[str, Any]
+) -> Outcome:
+    """A recording that ends without a sealed lock; what was merged by then is kept as a draft."""
+    written = None if lock is None else write_draft(out, lock)
+    text = refused.text if written is None else f"{refused.text}; the draft is in {written}"
+    return Outcome(refused.exit, refused.status, text, written, details=details)
+
+
+def write_draft(out: Path, lock: Lock) -> Path:
+    """Writes an unsealed lock: to `out` if that is free or holds a draft, else beside it.
+
+    A sealed lock is never replaced by a draft.
+    """
+    path = out if _is_draft_or_absent(out) else out.with_name(out.name + ".draft")
+    write_lock(path, lock)
+    return path
+
+
+def text_digest(lock: Lock) -> str:
+    """The digest that the lockfile of this lock would have."""
+    return "sha256:" + hashlib.sha256(dumps(lock).encode()).hexdigest()
+
+
+def draft_lines(draft: Draft) -> list[str]:
+    """What a person must know of a draft: what was resolved, and what is not in it."""
+    lines = []
+    if draft.conflicts:
+        lines.append(
+            f"{len(draft.conflicts)} keys were decided differently by the processes of one run:"
+        )
+        lines += [str(conflict) for conflict in draft.conflicts]
+    lines += [f"not in the lock: {p}" for p in draft.problems if p.kind in ("refused", "elsewhere")]
+    lines += [f"note: {p}" for p in draft.problems if p.kind in ("note", "drift")]
+    lines += [f"note: the processes differ in {fact}" for fact in draft.fact_conflicts if fact.hard]
+    return lines
+
+
+def draft_details(draft: Draft) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "entries": len(draft.triton),
+        "world_size": draft.world_size,
+        "conflicts": [conflict.as_json() for conflict in draft.conflicts],
+        "problems": [str(problem) for problem in draft.problems],
+        "fact_conflicts": [str(fact) for fact in draft.fact_conflicts],
+    }
+
+
+def tell_agreement(agreed: Agreement, observed: Run, validated: Run, say: Say) -> dict[str, Any]:
+    """Says what is worth knowing of runs that agree, and returns it for programs."""
+    notes = [
+        f"stream {stream!r} never changes over the steps: it shows nothing and was left out"
+        for stream in agreed.worthless
+    ]
+    notes += _observed_note(observed, validated)
+    for note in notes:
+        say(f"note: {note}")
+    streams = {
+        stream: {str(rank): len(steps) for rank, steps in ranks.items()}
+        for stream, ranks in agreed.evidence.streams.items()
+    }
+    return {
+        "evidence": {"streams": streams, "worthless": list(agreed.worthless)},
+        "notes": notes,
+    }
+
+
+def _observed_note(observed: Run, validated: Run) -> list[str]:
+    """Where the observed run differs from the validated ones; that is no fault."""
+    differences = evidence.compare(observed.evidence(), validated.evidence())
+    if not differences:
+        return []
+    where = evidence.describe(differences[0], (observed.name, validated.name))
+    return [f"the observed run left other bits, as its tuning trials may: {where}"]
+
+
+def sealed_text(out: Path, lock: Lock) -> str:
+    """The last line of a recording that worked."""
+    holes = "" if lock.run.complete else ", incomplete: some choices cannot be pinned"
+    return (
+        f"sealed {out}: {len(lock.triton)} choices, {lock.run.runs} validating runs gave the same "
+        f"bits in {len({s.name for s in lock.evidence.streams})} streams over "
+        f"{lock.evidence.steps} steps{holes}"
+    )
+
+
+def _is_draft_or_absent(path: Path) -> bool:
+    if not path.exists():
+        return True
+    try:
+        return not read_lock(path).run.sealed
+    except LockError:
+        return False  # not ours to replace: it may be a newer pinner's

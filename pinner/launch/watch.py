@@ -1,0 +1,279 @@
+"""Looks at the command's processes through /proc for Python that runs without pinner.
+
+What counts is what a process has loaded. One that maps torch's or Triton's library and writes no
+ledger decides things that nobody records or pins: pins are broken. A Python process without pinner
+that never loads either (a system tool written in Python, say) can decide nothing and is only named.
+
+Looking happens a few times a second and never stops a process. What lives shorter than that can be
+missed; a command that is nothing but such processes is caught by having no ledger at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pinner.launch import command_line
+from pinner.launch.session_dir import SESSION
+
+_LIBRARIES = re.compile(rb"/(lib(?:torch|triton)[\w.+-]*\.so[\w.]*)")
+_LEDGER_NAME = re.compile(r"-(\d+)-[0-9a-zA-Z]+\.jsonl$")
+
+# A process that imports torch opens its ledger first. One that has torch loaded for this long
+# without a ledger, though its environment is right, was started in a way nobody foresaw.
+LEDGER_GRACE_S = 5.0
+# Programs of torch's own that load its library and compute nothing.
+_HELPERS = ("torch_shm_manager",)
+# Looking may take this share of the time between two looks.
+_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class Unpinned:
+    """A process that ran without pinner.
+
+    loaded: the library of torch or Triton it had loaded; "" for Python that had neither.
+    """
+
+    pid: int
+    command: str
+    cause: str
+    loaded: str
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        what = f"with {self.loaded}" if self.loaded else "without torch or triton"
+        return f"process {self.pid} ({what}) ran unpinned: {self.cause}: {self.command}"
+
+    def to_json(self) -> dict[str, str | int]:
+        """The finding as plain JSON values."""
+        return {
+            "pid": self.pid,
+            "command": self.command,
+            "cause": self.cause,
+            "loaded": self.loaded,
+        }
+
+
+@dataclass(frozen=True)
+class _Status:
+    """One line of /proc: parent, start time, and what a fork shares and an exec does not.
+
+    image: where code and stack begin (the stack's place is drawn at random at every exec); empty
+    where that is not ours to read.
+    """
+
+    parent: int
+    started: str
+    image: tuple[str, ...]
+
+
+@dataclass
+class _Seen:
+    """What is known of one program in one process."""
+
+    argv: list[str]
+    python: bool
+    image: tuple[str, ...]
+    cause: str
+    loaded: str = ""
+    loaded_since: float = 0.0
+    loaded_until: float = 0.0
+
+
+@dataclass
+class Watch:
+    """Follows a process and its descendants; `look` from time to time, `findings` at the end.
+
+    session, inject: what PINNER_SESSION and PYTHONPATH of a process under pinner hold.
+    ledger: the folder of ledgers. proc: where /proc is. clock: seconds.
+    """
+
+    root: int
+    session: str
+    inject: str
+    ledger: Path
+    proc: Path = Path("/proc")
+    clock: Callable[[], float] = time.monotonic
+    _seen: dict[tuple[int, str, tuple[str, ...]], _Seen] = field(default_factory=dict)
+    _family: dict[int, _Status] = field(default_factory=dict)
+    _foreign: set[int] = field(default_factory=set)
+    _rest_until: float = 0.0
+
+    def look(self) -> None:
+        """One look; skipped where the last one was so slow that it would be felt."""
+        begun = self.clock()
+        if begun < self._rest_until:
+            return
+        pids = _ledger_pids(self.ledger)
+        pinned = self._pinned_images(pids)
+        for pid, status in self._relatives().items():
+            self._look_at(pid, status, begun, taking_part=pid in pids or status.image in pinned)
+        self._rest_until = begun + (self.clock() - begun) / _SHARE
+
+    def descendants(self) -> tuple[int, ...]:
+        """The process ids below the root that live now."""
+        return tuple(pid for pid in self._relatives() if pid != self.root)
+
+    def reported(self) -> int:
+        """How many processes have a ledger by now."""
+        return len(_ledger_pids(self.ledger))
+
+    def findings(self) -> tuple[Unpinned, ...]:
+        """The processes that ran without pinner, those with torch or Triton first."""
+        pids = _ledger_pids(self.ledger)
+        pinned = self._pinned_images(pids)
+        found = []
+        for (pid, _, image), seen in self._seen.items():
+            if pid in pids or image in pinned:
+                continue  # forked from one that takes part: the chooser's hooks are in it
+            cause = seen.cause or _unforeseen(seen)
+            if cause and (seen.loaded or seen.python):
+                found.append(Unpinned(pid, _one_line(seen.argv), cause, seen.loaded))
+        return tuple(sorted(found, key=lambda item: (not item.loaded, item.pid)))
+
+    def _pinned_images(self, pids: set[int]) -> set[tuple[str, ...]]:
+        return {image for pid, _, image in self._seen if pid in pids and image}
+
+    def _relatives(self) -> dict[int, _Status]:
+        """The root and its descendants.
+
+        A process stays in the family when its parent ends. Strangers are looked at once, so that
+        a machine with thousands of processes costs little more than listing them.
+        """
+        listed = {int(name) for name in _names(self.proc) if name.isdigit()}
+        self._foreign &= listed
+        found = {pid: _status(self.proc, pid) for pid in listed - self._foreign}
+        alive = {pid: status for pid, status in found.items() if status is not None}
+        known = {
+            pid
+            for pid, status in alive.items()
+            if pid == self.root
+            or (pid in self._family and self._family[pid].started == status.started)
+        }
+        self._family = {
+            pid: status for pid, status in alive.items() if _descends(pid, known, alive)
+        }
+        self._foreign |= alive.keys() - self._family.keys()
+        return self._family
+
+    def _look_at(self, pid: int, status: _Status, moment: float, taking_part: bool) -> None:
+        place = (pid, status.started, status.image)
+        seen = self._seen.get(place)
+        if seen is None:
+            seen = self._first_look(pid, status)
+            if seen is None:
+                return
+            self._seen[place] = seen
+        if taking_part:
+            return
+        seen.loaded = seen.loaded or self._loaded(pid)
+        if seen.loaded:
+            seen.loaded_since = seen.loaded_since or moment
+            seen.loaded_until = moment
+
+    def _first_look(self, pid: int, status: _Status) -> _Seen | None:
+        argv = _words(self.proc / str(pid) / "cmdline")
+        if not argv:
+            return None  # gone, or on its way out
+        executable = _link(self.proc / str(pid) / "exe") or argv[0]
+        python = command_line.is_python(executable)
+        return _Seen(argv, python, status.image, self._cause(pid, argv if python else []))
+
+    def _cause(self, pid: int, python_argv: list[str]) -> str:
+        """Why the injection cannot work in this process, or ""."""
+        flag = command_line.isolating_flag(python_argv)
+        if flag:
+            return f"python {flag} keeps pinner out"
+        environ = _environ(self.proc, pid)
+        if environ is None:
+            return ""  # another user's process, or one that hides: nothing can be said
+        if environ.get(SESSION) is None:
+            return f"its environment was cleared ({SESSION} is not set)"
+        if environ[SESSION] != self.session:
+            return f"it belongs to another run ({SESSION}={environ[SESSION]})"
+        if self.inject not in environ.get("PYTHONPATH", "").split(os.pathsep):
+            return "PYTHONPATH was overwritten"
+        return ""
+
+    def _loaded(self, pid: int) -> str:
+        match = _LIBRARIES.search(_read(self.proc / str(pid) / "maps") or b"")
+        return match.group(1).decode("ascii", "replace") if match else ""
+
+
+def _unforeseen(seen: _Seen) -> str:
+    if seen.loaded_until - seen.loaded_since < LEDGER_GRACE_S:
+        return ""
+    if os.path.basename(seen.argv[0]) in _HELPERS:
+        return ""
+    return "its environment is right, but it has no ledger"
+
+
+def _descends(pid: int, known: set[int], alive: Mapping[int, _Status]) -> bool:
+    for _ in range(len(alive)):
+        if pid in known:
+            return True
+        if pid not in alive:
+            return False
+        pid = alive[pid].parent
+    return False
+
+
+def _ledger_pids(folder: Path) -> set[int]:
+    matches = (_LEDGER_NAME.search(name) for name in _names(folder))
+    return {int(match.group(1)) for match in matches if match}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _status(proc: Path, pid: int) -> _Status | None:
+    """None where the process is gone."""
+    text = (_read(proc / str(pid) / "stat") or b"").decode("ascii", "replace")
+    fields = text.rpartition(")")[2].split()  # from the third on: the second may hold anything
+    if len(fields) < 26:
+        return None
+    readable = fields[25] != "0"
+    return _Status(int(fields[1]), fields[19], (fields[23], fields[25]) if readable else ())
+
+
+def _words(path: Path) -> list[str]:
+    data = _read(path) or b""
+    return [word.decode("utf-8", "replace") for word in data.split(b"\0") if word]
+
+
+def _environ(proc: Path, pid: int) -> dict[str, str] | None:
+    """The environment a process was started with; None where it cannot be read."""
+    data = _read(proc / str(pid) / "environ")
+    if data is None:
+        return None
+    pairs = (word.decode("utf-8", "replace").partition("=") for word in data.split(b"\0") if word)
+    return {name: value for name, _, value in pairs}
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _one_line(argv: list[str]) -> str:
+    text = " ".join(argv)
+    return text if len(text) <= 200 else text[:197] + "..."
