@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from pinner.durable import replace_text
+from stackbisect.errors import UsageError
 from stackbisect.probe import Candidate, EvidenceOptions, InfrastructureError, ProbeResult
 
 VERSION = 1
@@ -34,10 +35,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 class JournalError(Exception):
     """A journal that cannot be read; names file and line."""
-
-
-class UsageError(Exception):
-    """Something asked for that cannot be done; says what to do instead."""
 
 
 class ChangedError(UsageError):

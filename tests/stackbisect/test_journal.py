@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stackbisect import journal
+from stackbisect.errors import UsageError
 from stackbisect.probe import Candidate, EvidenceOptions
 from stackbisect.search.verdict import Rule
 from tests.stackbisect.histories import ran, untestable
@@ -105,7 +106,7 @@ def test_a_header_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_two_programs_do_not_run_one_bisection(tmp_path: Path) -> None:
     with begun(tmp_path / "b"):
-        with pytest.raises(journal.UsageError, match=f"process {os.getpid()}"):
+        with pytest.raises(UsageError, match=f"process {os.getpid()}"):
             journal.resume(tmp_path / "b")
         assert journal.in_use(tmp_path / "b")
     assert not journal.in_use(tmp_path / "b")
@@ -171,11 +172,11 @@ def test_a_bisection_set_aside_leaves_its_name_free_and_is_kept(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["", "../b", "-b", ".b", "a/b", "a b"])
 def test_names_that_are_no_folder_names_are_refused(name: str) -> None:
-    with pytest.raises(journal.UsageError):
+    with pytest.raises(UsageError):
         journal.check_name(name)
 
 
 def test_an_unknown_name_says_which_are_known(tmp_path: Path) -> None:
     begun(tmp_path / "b").close()
-    with pytest.raises(journal.UsageError, match="known: b"):
+    with pytest.raises(UsageError, match="known: b"):
         journal.resume(tmp_path / "c")

@@ -1,9 +1,9 @@
 """Starts one command and sees to it that nothing of it outlives the program that asked.
 
 Run as a script of its own: `python -I -S warden.py`, standard library only. The first line of
-standard input is a JSON object with `argv`, `env` and `cwd`. Standard input then stays open; its end
-means that the asking program wants the command ended, or is gone (killed, too: the kernel closes
-its end). Every process the command left behind is ended with it, also those that went into the
+standard input is a JSON object with `argv`, `env` and `cwd`. Standard input then stays open; when
+it ends, the asking program wants the command ended, or is gone (killed, too: the kernel closes its
+side). Every process the command left behind is ended with it, also those that went into the
 background: as child subreaper (prctl(2)) the warden inherits them.
 
 Exit code: the command's; 128+N where signal N killed it; 127 not found, 126 not executable.
@@ -37,8 +37,6 @@ def main() -> int:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     try:
         command = subprocess.Popen(
             asked["argv"],
@@ -46,8 +44,6 @@ def main() -> int:
             cwd=asked["cwd"],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            restore_signals=True,
-            preexec_fn=_default_signals,
         )
     except FileNotFoundError as error:
         return _refused(f"{error.filename}: not found", NOT_FOUND)
@@ -68,11 +64,6 @@ def _first_line() -> bytes:
             sys.exit(0)
         line += chunk
     return line
-
-
-def _default_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _refused(text: str, code: int) -> int:
@@ -108,14 +99,9 @@ def _end_all() -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         asked.update(left)
-        _reap(left)
+        if time.monotonic() > deadline + GRACE_S:
+            return  # not ours to kill (another user's), or stuck in the kernel
         time.sleep(0.02)
-
-
-def _reap(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def descendants(root: int) -> list[int]:

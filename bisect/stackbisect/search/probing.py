@@ -65,6 +65,14 @@ def probe_bound(testable: int, untestable: int = 0) -> int:
     return 2 * TRIES_OF_AN_END + math.ceil(math.log2(max(testable, 1))) + untestable
 
 
+def left_between(known: Sequence[Verdict | None]) -> int:
+    """The most probes still to come between ends that are settled, if no more are untestable."""
+    values = {verdict.value for verdict in (known[0], known[-1]) if verdict is not None}
+    if len(values) < 2:
+        return 0
+    return sum(untried.bit_length() for untried in transition.untried(known))
+
+
 def next_step(ids: Sequence[str], seen: Seen, rule: Rule) -> Step:
     """What to do next.
 

@@ -71,10 +71,15 @@ def next_position(verdicts: Verdicts) -> int | None:
     Both ends must have testable verdicts with different bits.
     """
     for transition in _wanted(verdicts):
-        untried = [p for p in _inside(transition) if verdicts[p] is None]
-        if untried:
-            return untried[(len(untried) - 1) // 2]
+        inside = [p for p in _inside(transition) if verdicts[p] is None]
+        if inside:
+            return inside[(len(inside) - 1) // 2]
     return None
+
+
+def untried(verdicts: Verdicts) -> list[int]:
+    """How many positions are untried inside each transition that is still to be narrowed."""
+    return [sum(verdicts[p] is None for p in _inside(each)) for each in _wanted(verdicts)]
 
 
 def answer(verdicts: Verdicts) -> Answer:
