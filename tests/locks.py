@@ -1,0 +1,200 @@
+"""Locks, ledger lines and Hypothesis strategies that the tests of the lockfile build on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pinner.inside.values import canonical
+from pinner.lockfile.ledgers import ProcessLedger, ledger_of
+from pinner.lockfile.schema import (
+    Evidence,
+    Lock,
+    Run,
+    Stack,
+    StreamRecord,
+    TritonEntry,
+    TritonFallback,
+)
+
+KERNEL = "fla.modules.layernorm:layer_norm_fwd_kernel"
+SOURCE = "sha256:" + "5" * 64
+
+
+def entry(size: int = 64, **fields: Any) -> TritonEntry:
+    """An entry like those of a real run; ``size`` is its key."""
+    given: dict[str, Any] = {
+        "kernel": KERNEL,
+        "source": SOURCE,
+        "key": {"N": size, "x:dtype": "float32"},
+        "config": {"BT": 32, "num_warps": 4, "num_stages": 3},
+        "alternatives": 9,
+    }
+    return TritonEntry(**{**given, **fields})
+
+
+def lock(*entries: TritonEntry, **fields: Any) -> Lock:
+    given: dict[str, Any] = {
+        "run": Run(
+            command=("python", "train.py", "--name", "größe"),
+            created="2026-01-02T03:04:05+00:00",
+            pinner="0.1.0",
+            sealed=True,
+            complete=True,
+            runs=2,
+        ),
+        "stack": Stack({"torch": "2.13.0", "triton": "3.9.0"}, {"python": "3.11.7"}),
+        "policy": {"profile": "default"},
+        "evidence": Evidence("sha256", 2, (StreamRecord("loss", 0, 2, "sha256:ab", ("a", "b")),)),
+        "triton": entries,
+    }
+    return Lock(**{**given, **fields})
+
+
+def full_lock(sizes: Iterable[int] = (32, 64, 128)) -> Lock:
+    """A lock that uses every field of the format."""
+    entries = [
+        entry(
+            size,
+            key={"N": size, "scale": -0.0, "shape": [1, {"none": True}], "x:dtype": "float32"},
+            code=("sha256:" + "a" * 8, "sha256:" + "b" * 8),
+            specs=("0" * 16, "1" * 16),
+            options={"enable_fp_fusion": True},
+            heuristics={"EVEN": False},
+            note="größer — with a dash",
+        )
+        for size in sizes
+    ]
+    configs = ({"BT": 32, "num_warps": 4}, {"BT": 16, "num_warps": 4})
+    return lock(*entries, fallbacks=(TritonFallback(KERNEL, configs),))
+
+
+# ---- ledgers -------------------------------------------------------------------------------
+
+
+def process_line(rank: int | None = 0, **fields: Any) -> dict[str, Any]:
+    given = {
+        "t": "process",
+        "pid": 100 + (rank or 0),
+        "ppid": 1,
+        "host": "node-a",
+        "rank": rank,
+        "world": None if rank is None else 8,
+        "argv": ["train.py"],
+        "run": "r1",
+        "time": "2026-01-02T03:04:05Z",
+    }
+    return {**given, **fields}
+
+
+def choice_line(
+    key: Mapping[str, Any],
+    config: Mapping[str, Any],
+    timings: Iterable[tuple[Mapping[str, Any], float | str]] = (),
+    **fields: Any,
+) -> dict[str, Any]:
+    timed = [[config, time] for config, time in timings]
+    given = {
+        "t": "choice",
+        "chooser": "triton",
+        "kernel": KERNEL,
+        "source": SOURCE,
+        "key": key,
+        "config": config,
+        "alternatives": max(len(timed), 1),
+        "how": "tuned" if timed else "only",
+    }
+    return {**given, **({"timings": timed} if timed else {}), **fields}
+
+
+def code_line(config: Mapping[str, Any], spec: str, code: str | None, **fields: Any) -> Any:
+    given = {"t": "code", "chooser": "triton", "kernel": KERNEL, "config": config}
+    return {**given, "spec": spec, "code": code, "options": {}, **fields}
+
+
+def ledger(*lines: Mapping[str, Any], rank: int | None = 0) -> ProcessLedger:
+    made = ledger_of([process_line(rank), *map(dict, lines)])
+    assert made is not None
+    return made
+
+
+def write_ledger(folder: Path, name: str, lines: Iterable[Mapping[str, Any]]) -> Path:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="ascii")
+    return path
+
+
+# ---- strategies ----------------------------------------------------------------------------
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+awkward_names = st.sampled_from(
+    ["", " ", "a.b", 'say "x"', "x:dtype", "it's", "none", "dtype", "#", "[t]", "ключ", "a\nb", "="]
+)
+names = st.one_of(awkward_names, text)
+tags = st.one_of(st.just({"none": True}), st.builds(lambda name: {"dtype": name}, text))
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**4000), 2**4000),
+    st.floats(),
+    st.sampled_from([0.0, -0.0, 1.0, 1e16, 5e-324, float("nan"), float("inf"), float("-inf")]),
+    text,
+)
+values = st.recursive(
+    st.one_of(scalars, tags), lambda inner: st.lists(inner, max_size=4), max_leaves=8
+)
+tables = st.dictionaries(names, values, max_size=4)
+digests = st.lists(text, max_size=3).map(tuple)
+entries = st.builds(
+    TritonEntry,
+    kernel=st.one_of(st.sampled_from(["m:a", "m:b"]), text),
+    source=st.one_of(st.sampled_from(["sha256:1", "sha256:2"]), text),
+    key=tables,
+    config=tables,
+    alternatives=st.integers(1, 10**6),
+    code=st.just(("sha256:aa", "sha256:bb")),
+    specs=st.tuples(text, text),
+    options=tables,
+    heuristics=tables,
+    note=text,
+)
+entry_lists = st.lists(entries, max_size=6, unique_by=lambda each: each.identity)
+streams = st.builds(StreamRecord, text, st.integers(-3, 9), st.integers(0, 99), text, digests)
+
+
+@st.composite
+def locks(draw: st.DrawFn) -> Lock:
+    """Any lock that can be written."""
+    chosen = draw(entry_lists)
+    kernels = sorted({each.kernel for each in chosen})
+    covered = draw(st.lists(st.sampled_from(kernels), unique=True)) if kernels else []
+    configs = st.lists(tables, min_size=1, max_size=3, unique_by=canonical)
+    return Lock(
+        run=draw(
+            st.builds(
+                Run,
+                command=st.lists(text, max_size=3).map(tuple),
+                created=text,
+                pinner=text,
+                sealed=st.booleans(),
+                complete=st.booleans(),
+                runs=st.integers(0, 9),
+                world_size=st.integers(1, 4096),
+                conflicts=st.integers(0, 99),
+            )
+        ),
+        stack=Stack(
+            draw(st.dictionaries(names, scalars, max_size=4)),
+            draw(st.dictionaries(names, scalars, max_size=4)),
+        ),
+        policy=draw(tables),
+        evidence=Evidence(
+            draw(text), draw(st.integers(0, 99)), tuple(draw(st.lists(streams, max_size=3)))
+        ),
+        triton=tuple(chosen),
+        fallbacks=tuple(TritonFallback(kernel, tuple(draw(configs))) for kernel in covered),
+    )
