@@ -6,8 +6,7 @@ started the process. Importing this package loads nothing else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # importing `typing` would cost more than all of this
 if TYPE_CHECKING:
     from .inside.api import fingerprint as fingerprint
     from .programmatic import enforce as enforce

@@ -7,12 +7,13 @@ was forked opens its own file.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 import time
 
-from . import VERSION, faults, session
+from . import VERSION, faults, imports, session
 
 TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def prepare() -> None:
         return
     _prepared = True
     os.register_at_fork(after_in_child=_after_fork)
+    atexit.register(_run_exit)
+    imports.after("multiprocessing.util", _follow_multiprocessing)
 
 
 def write(line: Dict[str, Any], sync: bool = False) -> None:
@@ -107,7 +110,6 @@ def at_exit(callback: Callable[[], object]) -> None:
     runs with multiprocessing's own finalizers, after all of theirs. Callbacks run last to first.
     """
     _exit_callbacks.append(callback)
-    _arm_exit()
 
 
 def now() -> str:
@@ -174,7 +176,6 @@ def _open(active: session.Session) -> None:
     except OSError as error:
         faults.die("cannot open the ledger %s: %s" % (path, error.strerror))
     _file = _File(path, fd)
-    _arm_exit()
     _append(_who(active, uname.nodename), False)
 
 
@@ -248,27 +249,17 @@ def _after_fork() -> None:
     _file = None
 
 
-def _arm_exit() -> None:
-    """See to it that `_run_exit` runs at the end of this process, and of what it forks."""
-    global _exit_pid
-    if _exit_pid is not None:
-        return
-    _exit_pid = -1
-    import atexit
-
-    from . import imports
-
-    atexit.register(_run_exit)
-    imports.after("multiprocessing.util", _follow_multiprocessing)
-
-
 def _follow_multiprocessing(util: ModuleType) -> None:
-    # Process._bootstrap clears the finalizers in the child and then runs these.
-    util.register_after_fork(_run_exit, lambda _: _finalize_in(util))
+    """Run what is due at exit in multiprocessing's children, however they were made.
 
+    Each child, also one of `spawn`, begins by clearing its finalizers and running what
+    `register_after_fork` was given, and ends by running its finalizers.
+    """
 
-def _finalize_in(util: ModuleType) -> None:
-    util.Finalize(None, _run_exit, exitpriority=-1000)
+    def finalize(_: object) -> None:
+        util.Finalize(None, _run_exit, exitpriority=-1000)
+
+    util.register_after_fork(_run_exit, finalize)
 
 
 def _run_exit() -> None:

@@ -105,8 +105,7 @@ def _run_hidden():
         return
     from importlib.machinery import PathFinder
 
-    others = [entry for entry in sys.path if not _is_ours(entry)]
-    spec = PathFinder.find_spec(__name__, others)
+    spec = PathFinder.find_spec(__name__, _behind_us(sys.path))
     if spec is None or spec.loader is None:
         return
     from importlib.util import module_from_spec
@@ -120,9 +119,12 @@ def _run_hidden():
         raise
 
 
-def _is_ours(entry):
-    # type: (str) -> bool
-    return os.path.abspath(entry or os.getcwd()) == _HERE
+def _behind_us(path):
+    # type: (list[str]) -> list[str]
+    """What Python would have searched next. Not what comes before: of two pinners, each would
+    find the other."""
+    ours = [i for i, entry in enumerate(path) if os.path.abspath(entry) == _HERE]
+    return path[ours[-1] + 1 :] if ours else path
 
 
 _begin()
