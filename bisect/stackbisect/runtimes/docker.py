@@ -61,7 +61,7 @@ class DockerRuntime:
         self._lock = threading.Lock()
         self._swept = False
         self._closed = threading.Event()
-        self._working: set[threading.Thread] = set()
+        self._attempts: set[_Attempt] = set()
 
     def describe(self) -> dict[str, Any]:
         """Return options and host; secrets hidden. Raises InfrastructureError without a daemon."""
@@ -83,20 +83,19 @@ class DockerRuntime:
         moment the daemon makes a container and the moment its id is known here.
         """
         attempt = _Attempt(candidate, job)
-        worker = threading.Thread(target=self._work, args=(attempt,), daemon=True)
         with self._lock:
-            self._working.add(worker)
+            self._attempts.add(attempt)
         try:
-            worker.start()
-            while worker.is_alive():
-                worker.join(0.2)
+            threading.Thread(target=self._work, args=(attempt,), daemon=True).start()
+            while not attempt.ended.wait(1):
+                pass
         except BaseException:
             attempt.stopped.set()
-            _wait(worker, attempt)
+            attempt.wait_for_container()
             raise
         finally:
             with self._lock:
-                self._working.discard(worker)
+                self._attempts.discard(attempt)
         if attempt.error is not None:
             raise attempt.error
         return attempt.result or _failed(attempt, "infrastructure", "the bisection was stopped")
@@ -119,9 +118,9 @@ class DockerRuntime:
         """Stop the probes that are under way and wait until their containers are gone."""
         self._closed.set()
         with self._lock:
-            working = list(self._working)
-        for worker in working:
-            worker.join(30)
+            attempts = list(self._attempts)
+        for attempt in attempts:
+            attempt.wait_for_container()
 
     def _work(self, attempt: _Attempt) -> None:
         """Make one probe; its end is in `attempt.result`, or in `error` if nobody foresaw it."""
@@ -136,6 +135,8 @@ class DockerRuntime:
             attempt.result = _failed(attempt, "infrastructure", str(error))
         except BaseException as error:
             attempt.error = error
+        finally:
+            attempt.ended.set()
 
     def _probe(self, engine: Engine, attempt: _Attempt) -> ProbeResult:
         def stopped() -> bool:
@@ -231,29 +232,34 @@ class DockerRuntime:
         draft.replace(place)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Attempt:
-    """One probe under way. `holds_container` is set before the daemon is asked to make one."""
+    """One probe under way in a thread.
+
+    `holds_container` is set before the daemon is asked to make one. `ended` is an event because an
+    interrupted `Thread.join` takes a thread that runs for one that has ended (Python up to 3.12).
+    """
 
     candidate: Candidate
     job: Job
     stopped: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
     started: float = field(default_factory=time.time)
     holds_container: bool = False
     result: ProbeResult | None = None
     error: BaseException | None = None
 
+    def wait_for_container(self) -> None:
+        """Wait until an attempt that was told to stop has removed its container.
 
-def _wait(worker: threading.Thread, attempt: _Attempt) -> None:
-    """Wait until an attempt that was told to stop has removed its container.
-
-    Another interrupt changes nothing: removal takes a moment, and a container that stays behind
-    may hold GPUs for days.
-    """
-    deadline = time.monotonic() + 60
-    while worker.is_alive() and attempt.holds_container and time.monotonic() < deadline:
-        with contextlib.suppress(KeyboardInterrupt):
-            worker.join(0.2)
+        Another interrupt changes nothing: removal takes a moment, and a container that stays
+        behind may hold GPUs for days.
+        """
+        deadline = time.monotonic() + 60
+        while self.holds_container and time.monotonic() < deadline:
+            with contextlib.suppress(KeyboardInterrupt):
+                if self.ended.wait(0.2):
+                    return
 
 
 def _failed(attempt: _Attempt, status: Status, reason: str) -> ProbeResult:

@@ -1,0 +1,82 @@
+"""Fixtures of the container tests: a Docker daemon, registries, repositories to push images to.
+
+They start what is missing and end it with the session; they install nothing. Tests that use them
+are marked `service` and run in one worker: pulls and containers share two cores badly.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import lanes
+from tests.stackbisect import images, services
+
+RepositoryFactory = Callable[..., images.Repository]
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[str]:
+    """The address of a Docker daemon, which DOCKER_HOST names meanwhile."""
+    pytest.importorskip("docker", reason="needs the Docker SDK for Python")
+    before = os.environ.get("DOCKER_HOST")
+    try:
+        address = services.docker_address()
+    except services.ServiceMissing as error:
+        lanes.require(False, str(error))
+        raise
+    os.environ["DOCKER_HOST"] = address
+    yield address
+    if before is None:
+        del os.environ["DOCKER_HOST"]
+    else:
+        os.environ["DOCKER_HOST"] = before
+    for daemon in reversed(services.STARTED):
+        daemon.stop()
+
+
+@pytest.fixture(scope="session")
+def registry(docker_host: str) -> services.RegistryService:
+    """A registry that lets everybody in."""
+    return _registry(login=False)
+
+
+@pytest.fixture(scope="session")
+def login_registry(docker_host: str) -> services.RegistryService:
+    """A registry of the same images that wants a login."""
+    return _registry(login=True)
+
+
+def _registry(*, login: bool) -> services.RegistryService:
+    try:
+        images.base()
+        return services.registry(login=login)
+    except services.ServiceMissing as error:
+        lanes.require(False, str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def new_repository(registry: services.RegistryService) -> RepositoryFactory:
+    """Makes a repository under a name that nothing else uses."""
+
+    def make(
+        name: str = "train", service: services.RegistryService = registry
+    ) -> images.Repository:
+        return images.Repository(service, f"t{secrets.token_hex(4)}/{name}")
+
+    return make
+
+
+@pytest.fixture
+def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Docker config file that DOCKER_CONFIG leads to."""
+    file = tmp_path / "docker-config" / "config.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(file.parent))
+    return file
