@@ -94,6 +94,12 @@ def numpy(version: str) -> Layer:
     return _described(file)
 
 
+def wheel(path: Path) -> Layer:
+    """Return the layer of a wheel, unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        return files({f"{SITE}/{name}": archive.read(name) for name in archive.namelist()})
+
+
 def _download(name: str, version: str, target: Path) -> Path:
     import sys
 

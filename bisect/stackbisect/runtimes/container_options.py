@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from stackbisect.errors import UsageError
 from stackbisect.probe import ContainerOptions
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)i?b?", re.IGNORECASE)
@@ -19,7 +20,7 @@ _SECRET_NAME = re.compile(
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 
 
-class OptionError(ValueError):
+class OptionError(UsageError):
     """A container option that cannot be read; the text names option, value and what is expected."""
 
 
