@@ -610,15 +610,38 @@ def test_the_difference_of_two_images_is_read_without_running_them(
     good = candidate(images.Image([images.files(metadata("1"))], env={"A": "1"}))
     broken = images.Image([images.files(metadata("2"))], env={"A": "2"}, entrypoint=["/gone"])
     bad = candidate(broken)
-    shared = runtime(contents_cache=tmp_path / "images")
+    shared = runtime(folder=tmp_path / "images")
     wanted = {
         "distributions": {"order": ["1", "2"]},
         "packages": {},
         "environment": {"A": ["1", "2"]},
     }
     assert shared.difference(good, bad) == wanted
-    cached = sorted((tmp_path / "images").iterdir())
+    cached = sorted((tmp_path / "images/contents").iterdir())
     assert len(cached) == 2
     packages = json.loads(cached[0].read_text())["packages"]
     assert {"libc6", "python3"} <= set(packages)
     assert shared.difference(good, bad) == wanted
+
+
+def test_pulled_images_keep_to_the_budget_and_nobody_elses_is_removed(
+    runtime: Make, job: MakeJob, candidate: Callable[[images.Image], Candidate], tmp_path: Path
+) -> None:
+    import docker
+
+    api = docker.APIClient()
+    layers = [images.files({f"only-{secrets.token_hex(4)}": "x"}) for _ in range(4)]
+    made = [candidate(images.Image([layer])) for layer in layers]
+    references = [each.details["reference"] for each in made]
+    repository, _, digest = references[0].partition("@")
+    api.pull(repository, tag=digest)  # was here before
+    size = api.inspect_image(references[0])["Size"]
+    options = {"folder": tmp_path / "images", "image_budget": int(size * 2.5)}
+    for each in made:
+        assert runtime(**options).run(each, job("true")).status == "ran"
+    here = [name for name in references if Engine.connect().image(name)]
+    assert here == [references[0], references[2], references[3]]
+    assert runtime(**options).run(made[1], job("true")).status == "ran"
+    here = [name for name in references if Engine.connect().image(name)]
+    assert here == [references[0], references[1], references[3]]
+    api.remove_image(references[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import threading
 import time
@@ -27,17 +26,18 @@ from stackbisect.probe import (
     Status,
 )
 from stackbisect.runtimes import container_options
-from stackbisect.runtimes.archive import ArchiveError
-from stackbisect.runtimes.docker_engine import Engine, Image, Stopped, Untestable
+from stackbisect.runtimes.docker_engine import Engine, Stopped, Untestable
 from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer
+from stackbisect.runtimes.image_store import ImageStore
 from stackbisect.spaces import image_contents
 
 
 class DockerRuntime:
     """Probes in containers of one Docker daemon (the Runtime of `probe.py`).
 
-    `bisection` is written on every container as a label. `contents_cache` is a folder that keeps
-    what is in an image, by the image's id. Any number of threads may call `run` at once.
+    `bisection` is written on every container as a label. `folder` keeps what is known of images
+    from run to run: which were pulled, what is in them. `image_budget` is in bytes; None is no
+    limit. Any number of threads may call `run` at once.
     """
 
     name = "docker"
@@ -48,7 +48,8 @@ class DockerRuntime:
         bisection: str,
         *,
         transfer: Transfer = "auto",
-        contents_cache: Path | None = None,
+        folder: Path | None = None,
+        image_budget: int | None = None,
         environ: Mapping[str, str] = os.environ,
         connect: Callable[[], Engine] = Engine.connect,
     ) -> None:
@@ -57,7 +58,7 @@ class DockerRuntime:
         container_options.host_config(options)
         container_options.environment(options, environ)
         self._transfer = transfer
-        self._contents_cache = contents_cache
+        self._images = ImageStore(folder, image_budget, self._setup.labels())
         self._lock = threading.Lock()
         self._swept = False
         self._closed = threading.Event()
@@ -103,7 +104,10 @@ class DockerRuntime:
     def difference(self, good: Candidate, bad: Candidate) -> image_contents.Difference:
         """Return what differs between two images; pulls one that is gone."""
         with self._engine() as engine:
-            found = [self._contents(engine, candidate) for candidate in (good, bad)]
+            found = [
+                self._images.contents(engine, candidate, self._closed.is_set)
+                for candidate in (good, bad)
+            ]
         return image_contents.difference(found[0], found[1])
 
     def clean(self) -> int:
@@ -143,21 +147,21 @@ class DockerRuntime:
             return attempt.stopped.is_set() or self._closed.is_set()
 
         self._sweep_once(engine)
-        image = self._image(engine, attempt.candidate, stopped)
-        attempt.holds_container = True
-        probe = Probe(
-            setup=self._setup,
-            engine=engine,
-            reference=str(attempt.candidate.details["reference"]),
-            image=image,
-            job=attempt.job,
-            transfer=self._transfer_for(engine, attempt.job),
-            stopped=stopped,
-        )
-        try:
-            return probe.run()
-        finally:
-            self._transfer = probe.transfer
+        with self._images.use(engine, attempt.candidate, stopped) as image:
+            attempt.holds_container = True
+            probe = Probe(
+                setup=self._setup,
+                engine=engine,
+                reference=str(attempt.candidate.details["reference"]),
+                image=image,
+                job=attempt.job,
+                transfer=self._transfer_for(engine, attempt.job),
+                stopped=stopped,
+            )
+            try:
+                return probe.run()
+            finally:
+                self._transfer = probe.transfer
 
     def _transfer_for(self, engine: Engine, job: Job) -> Transfer:
         if self._transfer != "auto":
@@ -183,53 +187,6 @@ class DockerRuntime:
             for container in engine.labelled(self._setup.bisection):
                 engine.remove(container)
             self._swept = True
-
-    def _image(self, engine: Engine, candidate: Candidate, stopped: Callable[[], bool]) -> Image:
-        reference = str(candidate.details["reference"])
-        found = engine.image(reference)
-        if found is not None:
-            return found
-        repository, _, digest = reference.partition("@")
-        return engine.pull(repository, digest, candidate.details.get("platform"), stopped)
-
-    def _contents(self, engine: Engine, candidate: Candidate) -> image_contents.Contents:
-        image = self._image(engine, candidate, self._closed.is_set)
-        cached = self._cached(image)
-        if cached is not None:
-            return cached
-        settings = {
-            "Name": f"stackbisect-{secrets.token_hex(8)}",
-            "Cmd": ["stackbisect"],  # never started, but the daemon wants a command
-            "Labels": self._setup.labels(),
-            "HostConfig": {"NetworkMode": "none"},
-        }
-        try:
-            container = engine.create(image.id, settings)
-            try:
-                found = image_contents.read(engine.export(container), image.env)
-            finally:
-                engine.remove(container)
-        except (ArchiveError, Untestable) as error:
-            raise InfrastructureError(f"{candidate.label} cannot be read: {error}") from error
-        self._keep(image, found)
-        return found
-
-    def _cached(self, image: Image) -> image_contents.Contents | None:
-        if self._contents_cache is None:
-            return None
-        try:
-            return image_contents.loads(_cache_place(self._contents_cache, image).read_text())
-        except OSError:
-            return None
-
-    def _keep(self, image: Image, found: image_contents.Contents) -> None:
-        if self._contents_cache is None:
-            return
-        self._contents_cache.mkdir(parents=True, exist_ok=True)
-        place = _cache_place(self._contents_cache, image)
-        draft = place.with_suffix(f".{secrets.token_hex(4)}")
-        draft.write_text(image_contents.dumps(found))
-        draft.replace(place)
 
 
 @dataclass(eq=False)
@@ -274,10 +231,6 @@ def _failed(attempt: _Attempt, status: Status, reason: str) -> ProbeResult:
         ended=time.time(),
         log=str(attempt.job.log),
     )
-
-
-def _cache_place(folder: Path, image: Image) -> Path:
-    return folder / f"{image.id.removeprefix('sha256:')}.json"
 
 
 def _for_others(path: Path) -> bool:

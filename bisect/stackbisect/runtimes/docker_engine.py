@@ -259,6 +259,14 @@ class Engine:
                         ) from error
             time.sleep(0.2 * 2**attempt)
 
+    def remove_image(self, reference: str) -> None:
+        """Remove an image's name and what only it needs; one that is gone is fine.
+
+        Raises InfrastructureError where a container still needs it.
+        """
+        with _daemon(self.address), contextlib.suppress(docker.errors.ImageNotFound):
+            self._api.remove_image(reference)
+
     def labelled(self, bisection: str) -> list[str]:
         """Return the ids of every container of one bisection, running or not."""
         with _daemon(self.address):
