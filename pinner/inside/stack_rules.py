@@ -135,7 +135,9 @@ def _agrees(each: Mismatch, partial: bool) -> bool:
         return each.field.startswith(ONLY_WHEN_LOADED)
     elif canonical(each.locked) == canonical(each.here):
         return True
-    return isinstance(each.locked, str) and _shown(each.here) in each.locked.split(SEPARATOR)
+    if not isinstance(each.locked, str) or SEPARATOR not in each.locked:
+        return False
+    return _shown(each.here) in each.locked.split(SEPARATOR)
 
 
 def _shown(value: Any) -> str:

@@ -87,7 +87,7 @@ class Diff:
 
     @property
     def empty(self) -> bool:
-        return not (self.can_change_bits or self.evidence or self.run or self.soft)
+        return not (self.entries or self.can_change_bits or self.evidence or self.run or self.soft)
 
     @property
     def can_change_bits(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pinner.inside.values import canonical, readable_named
-from pinner.stack import classify, known
+from pinner.stack import classify, combine, known
 
 from .conflicts import Conflict, ConflictError, Rule, Seen, conflict_of, settle, together
 from .ledgers import (
@@ -47,7 +47,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class FactConflict:
-    """A fact that the processes of one run do not share; the first value is the one kept."""
+    """A fact for which the processes of one run have several values."""
 
     field: str
     hard: bool
@@ -150,18 +150,21 @@ class _Gathered:
         self.processes: list[ProcessRecord] = []
         self.seen: dict[tuple[str, str, str], Seen] = {}
         self.code: dict[_Place, _Code] = {}
+        self.distinct_facts: dict[str, dict[str, Scalar]] = {}
         self.facts: dict[str, dict[str, tuple[Scalar, list[int]]]] = {}
         self.problems: dict[tuple[str, ...], dict[int, ProblemRecord]] = {}
 
     def add(self, ledger: ProcessLedger) -> None:
         number = len(self.processes)
         self.processes.append(ledger.process)
-        facts: dict[str, Any] = {}
+        facts: dict[str, Scalar] = {}
         for record in ledger.records():
             if isinstance(record, FactsRecord):
                 facts.update(known(record.facts))
             else:
                 self._add_record(record, number)
+        if facts:
+            self.distinct_facts.setdefault(canonical(facts), facts)
         for name, value in facts.items():
             seen = self.facts.setdefault(name, {})
             seen.setdefault(canonical(value), (value, []))[1].append(number)
@@ -216,14 +219,14 @@ def _draft(gathered: _Gathered, rule: Rule) -> Draft:
         code = _code_for(gathered, identity, chosen)
         entries.append(_entry(seen, chosen, rule, code))
         problems.extend(_two_codes(entries[-1], code))
-    facts, fact_conflicts = _facts(gathered, names)
+    stack = classify(combine(gathered.distinct_facts.values()))
     return Draft(
         triton=tuple(entries),
         fallbacks=fallbacks_of(entries),
         conflicts=tuple(conflicts),
         problems=tuple(problems),
-        stack=classify(facts),
-        fact_conflicts=fact_conflicts,
+        stack=stack,
+        fact_conflicts=_fact_conflicts(gathered, names, stack),
         processes=tuple(sorted(gathered.processes, key=lambda process: process.order)),
         world_size=_world_size(gathered.processes),
     )
@@ -319,25 +322,19 @@ def _two_codes(entry: TritonEntry, code: _Code) -> list[Problem]:
     ]
 
 
-def _facts(
-    gathered: _Gathered, names: list[str]
-) -> tuple[dict[str, Scalar], tuple[FactConflict, ...]]:
-    """Each fact as the first process in order has it, and the facts that not all share."""
-    facts: dict[str, Scalar] = {}
-    shared_by: dict[str, list[tuple[Scalar, tuple[str, ...]]]] = {}
-    for name, seen in sorted(gathered.facts.items()):
+def _fact_conflicts(
+    gathered: _Gathered, names: list[str], stack: Stack
+) -> tuple[FactConflict, ...]:
+    """The facts with several values, hard ones first; the first process's value first."""
+    conflicts = []
+    for name, seen in gathered.facts.items():
+        if len(seen) == 1:
+            continue
         having = [(_in_order(numbers, gathered), value) for value, numbers in seen.values()]
         having.sort(key=lambda item: gathered.processes[item[0][0]].order)
-        facts[name] = having[0][1]
-        if len(having) > 1:
-            shared_by[name] = [
-                (value, tuple(names[number] for number in numbers)) for numbers, value in having
-            ]
-    hard = classify(facts).hard
-    conflicts = [
-        FactConflict(name, name in hard, tuple(values)) for name, values in shared_by.items()
-    ]
-    return facts, tuple(sorted(conflicts, key=lambda each: (not each.hard, each.field)))
+        values = tuple((value, tuple(names[each] for each in numbers)) for numbers, value in having)
+        conflicts.append(FactConflict(name, name in stack.hard, values))
+    return tuple(sorted(conflicts, key=lambda each: (not each.hard, each.field)))
 
 
 def _world_size(processes: list[ProcessRecord]) -> int:
