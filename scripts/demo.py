@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))  # this checkout's pinner, installed or not
 WORKLOAD = REPO / "scripts" / "demo_workload.py"
 LEAST_TRIES = 4
 
@@ -120,16 +121,29 @@ def _unpinned(command: Sequence[str], folder: Path, tries: int) -> Counter[str]:
 
 def _record(command: Sequence[str], folder: Path, lock: Path) -> None:
     ran = _pinner(["record", "-o", str(lock), "--", *command], folder)
-    _indent(line for line in ran.notes.splitlines() if line.startswith("pinner"))
-    shown = _pinner(["show", str(lock)], folder, quiet=True)
-    _indent(_choices_in(shown.output))
+    for line in ran.notes.splitlines():
+        if line.startswith("pinner:"):
+            print(f"   {_as_typed(line, folder)}")
+    from pinner.lockfile import codec
+
+    for entry in codec.read_lock(lock).triton:
+        print(f"     {_choice(entry)}")
 
 
-def _choices_in(shown: str) -> Iterator[str]:
-    """The lines of `pinner show` about choices that timing made: those with alternatives."""
-    for line in shown.splitlines():
-        if "→" in line or ":" in line.split(" ")[0]:
-            yield line
+def _choice(entry: Any) -> str:
+    from pinner.inside import values
+
+    return (
+        f"{_call(entry)}\n       → {values.readable_named(entry.config)}  (of {entry.alternatives})"
+    )
+
+
+def _call(entry: Any) -> str:
+    """Kernel and key of a locked choice, with the dtypes left out."""
+    from pinner.inside import values
+
+    key = {name: value for name, value in entry.key.items() if not values.is_dtype_name(name)}
+    return f"{entry.kernel.split(':')[1]} at {values.readable_named(key)}"
 
 
 def _enforced(command: Sequence[str], folder: Path, lock: Path, replays: int) -> str:
@@ -154,8 +168,8 @@ def _edited(command: Sequence[str], folder: Path, lock: Path, locked: str, tries
     for number, (index, config) in enumerate(_edits(original.triton, tries), start=1):
         entry = original.triton[index]
         if number == 1:
-            print(f"   {entry.kernel} at {values.readable_named(entry.key)}")
-            print(f"   {locked}   {values.readable_named(entry.config)}   (as recorded)")
+            print(f"   {_call(entry)}")
+            print(f"   {locked}   {values.readable_named(entry.config)}   as recorded")
         # Another config is other machine code; what was observed of the old one does not hold.
         other = replace(entry, config=config, code=(), specs=())
         entries = (*original.triton[:index], other, *original.triton[index + 1 :])
@@ -211,14 +225,14 @@ def _configs_of(kernel: str) -> list[dict[str, Any]]:
 
 def _pinner(arguments: Sequence[str], folder: Path, quiet: bool = False) -> Ran:
     if not quiet:
-        print(f"   $ pinner {shlex.join(_shortened(arguments))}", flush=True)
-    return _run([sys.executable, "-m", "pinner.cli", *arguments], folder)
+        print(f"   $ pinner {_as_typed(shlex.join(arguments), folder)}", flush=True)
+    return _run([sys.executable, "-m", "pinner", *arguments], folder)
 
 
-def _shortened(arguments: Sequence[str]) -> list[str]:
-    """Arguments as one would type them."""
-    known = {sys.executable: "python", str(WORKLOAD): "scripts/demo_workload.py"}
-    return [known.get(a, Path(a).name if a.endswith(".lock.toml") else a) for a in arguments]
+def _as_typed(text: str, folder: Path) -> str:
+    """The text without the places of this machine."""
+    text = text.replace(f"{folder}/", "").replace(f"{REPO}/", "")
+    return text.replace(sys.executable, "python")
 
 
 def _run(command: Sequence[str], folder: Path) -> Ran:
@@ -267,11 +281,6 @@ def _machine() -> str:
 
 def _heading(text: str) -> None:
     print(f"\n{text}", flush=True)
-
-
-def _indent(lines: Iterator[str]) -> None:
-    for line in lines:
-        print(f"   {line}")
 
 
 if __name__ == "__main__":
