@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 
 def replace_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes ``text`` (UTF-8, newlines as they are) to a temporary file beside ``path``, syncs and
-    renames.
+    """Writes ``text`` to a temporary file beside ``path``, syncs it and renames it.
 
-    A symbolic link stays one: the file it names is replaced. Raises `OSError`.
+    UTF-8, newlines as they are. A symbolic link stays one: the file it names is replaced. Raises
+    `OSError`.
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
@@ -31,8 +31,7 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def one_writer(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds off every other `one_writer` of ``path``, in any process, between reading it and
-    replacing it.
+    """Holds off every other `one_writer` of ``path``, in any process, until the end of the block.
 
     The lock is a ``flock`` on a file beside ``path``: the kernel drops it when its holder dies, so
     a killed writer never blocks the next one. Raises `OSError` where the file system has no such
@@ -84,8 +83,7 @@ def _keep_mode(old: str, new: str) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Makes the rename itself survive a power cut, where the file system can (some network ones
-    cannot)."""
+    """Makes the rename survive a power cut where the file system can; some network ones cannot."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):

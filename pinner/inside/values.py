@@ -104,9 +104,7 @@ def readable(encoded: Encoded) -> str:
     """A tagged value as a person would write it in Python: ``None``, ``float16``, ``(1, 2)``,
     ``'text'``."""
     if isinstance(encoded, dict):
-        if "dtype" in encoded:
-            return str(encoded["dtype"])
-        return "None"
+        return "None" if encoded == NONE else str(encoded.get("dtype", canonical(encoded)))
     if isinstance(encoded, list):
         inner = ", ".join(readable(item) for item in encoded)
         return f"({inner},)" if len(encoded) == 1 else f"({inner})"

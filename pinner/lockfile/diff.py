@@ -127,8 +127,10 @@ class Diff:
 
 
 def diff_locks(a: Lock, b: Lock) -> Diff:
-    """From ``a``, the older, to ``b``. When and by which version a lock was written, and notes on
-    its entries, are no difference."""
+    """From ``a``, the older, to ``b``.
+
+    When and by which version a lock was written, and notes on its entries, are no difference.
+    """
     pairs, only_a, only_b = _paired(a.triton, b.triton)
     changed = [change for old, new in pairs if (change := _entry_change(old, new)) is not None]
     return Diff(
@@ -147,8 +149,10 @@ def diff_locks(a: Lock, b: Lock) -> Diff:
 def _paired(
     a: Iterable[TritonEntry], b: Iterable[TritonEntry]
 ) -> tuple[list[tuple[TritonEntry, TritonEntry]], tuple[TritonEntry, ...], tuple[TritonEntry, ...]]:
-    """Entries of the same kernel, source and key; of what is left, those of the same kernel and
-    key: their source changed."""
+    """Entries of both sides for one kernel, source and key, then what is left of either.
+
+    Of that, those of the same kernel and key make pairs too: their source changed.
+    """
     left, right = list(a), list(b)
     pairs = []
     for same in (_by_identity, _by_key):
@@ -208,8 +212,11 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ..
 
 
 def _by_effect(change: Change) -> tuple[int, str]:
-    """Splitting a reduction changes its order outright; tiles and other arguments may; warps
-    regroup within a tile; stages and registers only schedule."""
+    """How surely a field of a config changes bits, most surely first.
+
+    Splitting a reduction changes its order outright; tiles and other arguments may; warps regroup
+    within a tile; stages and registers only schedule.
+    """
     if "split" in change.name.lower():
         return 0, change.name
     if not is_launch_option(change.name) or change.name == "ir_override":

@@ -1,15 +1,14 @@
-"""Writes TOML text line by line: inline tables, quoted names and escapes, in an order that is
-given.
+"""Writes values as TOML, each field on one line: inline tables, quoted names, escapes.
 
-tomli-w breaks inline tables over several lines and orders nothing; a lock is read in reviews, where
-one field is one line and one change is one line of a diff.
+tomli-w would give every key and config a section of its own. A lock is read in reviews, where one
+field is one line, and one change is one line of a diff.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pinner.inside.values import in_order, type_name
@@ -33,9 +32,9 @@ def list_assignment(name: str, items: Sequence[Any]) -> list[str]:
     return [f"{bare_or_quoted(name)} = [", *lines, "]"]
 
 
-def assignments(values: Mapping[str, Any], names: Iterable[str] | None = None) -> list[str]:
-    """A line for each of ``names``; by default for all, sorted."""
-    return [assignment(name, values[name]) for name in (sorted(values) if names is None else names)]
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """A line for each of ``values``, by name."""
+    return [assignment(name, value) for name, value in sorted(values.items())]
 
 
 def literal(value: Any) -> str:
@@ -62,8 +61,7 @@ def bare_or_quoted(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A basic string. What does not print (controls, direction marks) is escaped, so that a review
-    sees it."""
+    """A basic string; what does not print (controls, direction marks) is escaped, to be seen."""
     return '"' + "".join(_escaped(character) for character in text) + '"'
 
 

@@ -1,5 +1,4 @@
-"""Takes the fields of a parsed table one by one, strictly: an error names file, line, entry,
-field."""
+"""Takes the fields of a parsed table one by one, strictly; an error names line, entry and field."""
 
 from __future__ import annotations
 
@@ -34,10 +33,9 @@ class Document:
     source: str
 
     def line_of(self, header: str, index: int, field: str) -> int | None:
-        """The line of ``field`` in the ``index``-th table (from 0) called ``header``, else that
-        table's.
+        """The line of ``field`` in the ``index``-th table called ``header``, or the table's line.
 
-        The parser keeps no positions; they are looked up in the text once something is wrong.
+        index: from 0. The parser keeps no positions; they are looked up once something is wrong.
         """
         assigns = re.compile(rf"[ \t]*[\"']?{re.escape(field)}[\"']?[ \t]*[=.]")
         seen, inside, line_of_table = -1, not header, None
@@ -174,11 +172,9 @@ def described(value: Any) -> str:
     if kind is None:
         return f"a {type(value).__name__}"
     shown = repr(value)
-    return (
-        kind
-        if len(shown) > _LONGEST_SHOWN or isinstance(value, (list, dict))
-        else f"{kind} ({shown})"
-    )
+    if isinstance(value, (list, dict)) or len(shown) > _LONGEST_SHOWN:
+        return kind
+    return f"{kind} ({shown})"
 
 
 def _not_tagged(value: Any) -> str:

@@ -1,5 +1,4 @@
-"""Builds a `Lock` from the text of a lockfile, strictly: nothing unknown, nothing missing, no
-cut."""
+"""Builds a `Lock` from the text of a lockfile: nothing unknown, nothing missing, nothing cut."""
 
 from __future__ import annotations
 

@@ -162,8 +162,10 @@ def _ledger(
 
 
 def _lines_of(path: str | os.PathLike[str]) -> Iterator[tuple[int, Line]]:
-    """Lines with their numbers. A last line that a kill cut short is left out, others may not be
-    damaged."""
+    """Lines with their numbers, without a last one that a kill cut short.
+
+    Raises `LedgerError` for any other damage.
+    """
     try:
         with open(path, "rb") as file:
             for number, data in enumerate(file, start=1):
@@ -188,8 +190,7 @@ def _parsed(data: bytes) -> Line | None:
 
 
 class _Reader:
-    """Takes fields of one line with their types; fields nobody asks for are none of its
-    business."""
+    """Takes the fields of one line with their types; it may hold more than it is asked for."""
 
     def __init__(self, line: Line, place: str) -> None:
         self.line = line

@@ -15,8 +15,7 @@ Values = Mapping[str, Encoded]
 
 @dataclass(frozen=True)
 class Run:
-    """How the lock came to be. ``runs`` counts the validating runs that gave one and the same
-    evidence."""
+    """How the lock came to be. ``runs`` counts the validating runs that gave the same evidence."""
 
     command: tuple[str, ...]
     created: str  # ISO 8601, UTC
@@ -30,8 +29,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack the lock was recorded on: ``hard`` facts change bits, ``soft`` ones are for the
-    reader."""
+    """The stack of the recording: ``hard`` facts change bits, ``soft`` ones are for the reader."""
 
     hard: Mapping[str, Scalar] = field(default_factory=dict)
     soft: Mapping[str, Scalar] = field(default_factory=dict)
@@ -39,8 +37,11 @@ class Stack:
 
 @dataclass(frozen=True)
 class StreamRecord:
-    """One stream of one rank: ``digest`` chains all ``steps`` digests, ``head`` lists the first
-    few, so that a shorter run can be compared as far as it went."""
+    """One stream of one rank.
+
+    digest: chained over all ``steps``. head: the first few digests one by one, so that a shorter
+    run can be compared as far as it went.
+    """
 
     name: str
     rank: int

@@ -159,6 +159,10 @@ def test_people_see_plain_python() -> None:
     assert values.readable_named(key) == "N=(1,) d=fp16 n=None num_warps=4 x:dtype='float32'"
 
 
+def test_what_is_no_value_is_shown_as_it_is() -> None:
+    assert values.readable({"object": "function"}) == '{"object":"function"}'
+
+
 def test_the_file_is_python_3_8() -> None:
     source = Path(values.__file__).read_text(encoding="utf-8")
     ast.parse(source, feature_version=(3, 8))
