@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ _WRAPPERS = (
     *("chrt", "env", "ionice", "mpiexec", "mpirun", "nice", "nohup", "numactl", "setsid", "srun"),
     *("stdbuf", "strace", "sudo", "taskset", "time", "timeout"),
 )
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _CONTAINERS = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot")
 _ELSEWHERE = ("ssh", "kubectl", "sbatch", "ray", "flux", "pdsh")
 
@@ -69,6 +71,43 @@ def obstacles(argv: Sequence[str]) -> tuple[Obstacle, ...]:
         if is_python(word) or os.path.basename(argv[0]) not in _WRAPPERS:
             break  # what follows belongs to the program
     return tuple(found)
+
+
+def script_of(argv: Sequence[str]) -> tuple[str, str] | None:
+    """The shell script that a command runs: ("text", …) of `sh -c`, or ("file", path)."""
+    if not argv or os.path.basename(argv[0]) not in _SHELLS:
+        return ("file", argv[0]) if argv and argv[0].endswith(".sh") else None
+    for place, word in enumerate(argv[1:], start=1):
+        if re.match(r"-[a-z]*c$", word):
+            return ("text", argv[place + 1]) if place + 1 < len(argv) else None
+        if not word.startswith("-"):
+            return ("file", word)
+    return None
+
+
+def obstacles_in_script(text: str) -> tuple[Obstacle, ...]:
+    """Lines of a shell script that look as if they kept pinner out; none of it is certain."""
+    found: dict[str, None] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        for obstacle in _in_line(line):
+            found.setdefault(f"line {number} ({line.strip()[:80]}): {obstacle}")
+    return tuple(Obstacle(text, certain=False) for text in found)
+
+
+def _in_line(line: str) -> list[str]:
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        words = line.split()
+    found = []
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == "PYTHONPATH" and "=" in word and "PYTHONPATH" not in value:
+            found.append("PYTHONPATH is overwritten: keep what it holds, PYTHONPATH=…:$PYTHONPATH")
+        obstacle = _obstacle(words[place:], certain=False)
+        if obstacle is not None:
+            found.append(obstacle.text)
+    return found
 
 
 def _obstacle(argv: Sequence[str], certain: bool) -> Obstacle | None:

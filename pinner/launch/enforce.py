@@ -129,7 +129,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
     failure = [launcher.fields["failure"] for launcher in run.launchers]
     lines = (
         *(text for text in failure if text),
-        *dict.fromkeys(str(fault.get("cause", fault)) for fault in run.faults),
+        *judge.fault_texts(run),
         *(f"broken pins: {text}" for text in broken),
         *(f"note: {item.text}" for item in unpinned if not item.loaded),
         *(f"note: {text}" for text in coverage.notes),
@@ -210,7 +210,7 @@ def _broken(options: Options, run: Run, coverage: Coverage) -> list[str]:
 def _absent(
     options: Options, run: Run, missing: Sequence[str], unpinned: Sequence[Unpinned]
 ) -> list[str]:
-    if not missing or run.ledgers:
+    if not missing or run.ledgers or any(item.loaded for item in unpinned):
         return list(missing)
     return [f"{missing[0]}: {one_run.nobody_because(options.job.argv, unpinned)}"]
 

@@ -156,6 +156,16 @@ def unpinned(run: Run) -> tuple[Unpinned, ...]:
     )
 
 
+def fault_texts(run: Run) -> tuple[str, ...]:
+    """One line for each cause for which a process refused to start; ranks mostly share one."""
+    found: dict[str, None] = {}
+    for fault in run.faults:
+        _, *rows = fault.get("rows") or [()]
+        details = [f"{row[0]}: locked {row[1]}, here {row[2]}" for row in rows if len(row) == 3]
+        found.setdefault(" ".join([str(fault.get("cause", fault)), "; ".join(details)]).strip())
+    return tuple(found)
+
+
 def incomplete_launchers(run: Run) -> tuple[str, ...]:
     """One line for each launcher of a run that did not come to its end, or never came."""
     lines = [f"{x.name} started and never ended" for x in run.launchers if not x.ended]
@@ -187,7 +197,7 @@ def _not_started(run: Run) -> Refusal | None:
 def _faults(run: Run) -> Refusal | None:
     if not run.faults:
         return None
-    causes = "; ".join(dict.fromkeys(str(fault.get("cause", fault)) for fault in run.faults))
+    causes = "; ".join(fault_texts(run))
     enforcing = run.session.settings.mode == "enforce"
     return Refusal(
         REFUSED if enforcing else FAILED, "start-fault", f"a process refused to start: {causes}"

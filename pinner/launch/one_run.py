@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -20,6 +21,8 @@ from pinner.launch.watch import Unpinned, Watch
 
 # When to say that no process has reported yet.
 SILENCE_S = 60.0
+# How often to look at the processes: at first, when most are started, and after some seconds.
+FIRST_LOOKS_S, FIRST_S, LATER_LOOKS_S = 0.1, 5.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def run(
         output=command.Output(job.output, lines.feed if job.outside.stdout else None),
         on_start=watching.begin,
         on_tick=watching.look,
+        tick_s=FIRST_LOOKS_S,
         descendants=watching.descendants,
         say=say,
     )
@@ -122,6 +126,7 @@ class _Watching:
         self._watch: Watch | None = None
         self._begun = time.monotonic()
         self._silence_told = False
+        self._next_look = 0.0
 
     def begin(self, pid: int) -> None:
         self._watch = Watch(
@@ -132,10 +137,12 @@ class _Watching:
         )
 
     def look(self) -> None:
-        if self._watch is None:
+        age = time.monotonic() - self._begun
+        if self._watch is None or (age > FIRST_S and age < self._next_look):
             return
+        self._next_look = age + LATER_LOOKS_S
         self._watch.look()
-        if self._silence_told or time.monotonic() - self._begun < self._job.silence_s:
+        if self._silence_told or age < self._job.silence_s:
             return
         self._silence_told = True
         if not self._watch.reported():
@@ -151,10 +158,23 @@ class _Watching:
         return () if self._watch is None else self._watch.findings()
 
 
+def _obstacles(argv: Sequence[str]) -> tuple[command_line.Obstacle, ...]:
+    """What in the command, or in the shell script it runs, would keep pinner out."""
+    found = command_line.obstacles(argv)
+    script = command_line.script_of(argv)
+    if script is None:
+        return found
+    kind, text = script
+    if kind == "file":
+        with contextlib.suppress(OSError):
+            text = Path(text).read_text(encoding="utf-8", errors="replace")
+    return (*found, *command_line.obstacles_in_script(text))
+
+
 def nobody_because(argv: Sequence[str], unpinned: Sequence[Unpinned]) -> str:
     """Why no process of a command took part, as far as can be told."""
     causes = [item.text for item in unpinned]
-    causes += [obstacle.text for obstacle in command_line.obstacles(argv)]
+    causes += [obstacle.text for obstacle in _obstacles(argv)]
     if causes:
         return "; ".join(causes)
     return (

@@ -82,7 +82,7 @@ class _Seen:
     image: tuple[str, ...]
     cause: str
     loaded: str = ""
-    loaded_since: float = 0.0
+    loaded_since: float | None = None
     loaded_until: float = 0.0
 
 
@@ -174,7 +174,7 @@ class Watch:
             return
         seen.loaded = seen.loaded or self._loaded(pid)
         if seen.loaded:
-            seen.loaded_since = seen.loaded_since or moment
+            seen.loaded_since = moment if seen.loaded_since is None else seen.loaded_since
             seen.loaded_until = moment
 
     def _first_look(self, pid: int, status: _Status) -> _Seen | None:
@@ -207,7 +207,7 @@ class Watch:
 
 
 def _unforeseen(seen: _Seen) -> str:
-    if seen.loaded_until - seen.loaded_since < LEDGER_GRACE_S:
+    if seen.loaded_since is None or seen.loaded_until - seen.loaded_since < LEDGER_GRACE_S:
         return ""
     if os.path.basename(seen.argv[0]) in _HELPERS:
         return ""

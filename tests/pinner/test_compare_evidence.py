@@ -1,0 +1,222 @@
+"""Evidence of runs laid side by side: what is equal, and where exactly it is not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinner.compare import locked
+from pinner.compare.evidence import (
+    Difference,
+    Emitter,
+    RunEvidence,
+    chain,
+    compare,
+    constant,
+    describe,
+    gather,
+    without,
+)
+
+NAMES = ("run 1", "run 2")
+
+
+def emitter(rank: int | None, **streams: str) -> Emitter:
+    """A process that left one digest, a letter, for each step of some streams."""
+    lines = [(name, step, d) for name, text in streams.items() for step, d in enumerate(text)]
+    return Emitter(rank, tuple(lines))
+
+
+def run(*emitters: Emitter) -> RunEvidence:
+    return gather(emitters)
+
+
+def test_equal_runs_do_not_differ() -> None:
+    assert compare(run(emitter(0, loss="abc")), run(emitter(0, loss="abc"))) == ()
+
+
+def test_first_differing_step_is_named_with_both_digests() -> None:
+    (found,) = compare(run(emitter(0, loss="abcd")), run(emitter(0, loss="abXY")))
+    assert found == Difference("loss", 0, 2, "c", "X")
+    assert describe(found, NAMES) == "stream 'loss', rank 0, step 2: c in run 1, X in run 2"
+
+
+def test_the_rank_that_differs_is_named() -> None:
+    first = run(emitter(0, loss="ab"), emitter(1, loss="cd"))
+    second = run(emitter(0, loss="ab"), emitter(1, loss="cX"))
+    assert compare(first, second) == (Difference("loss", 1, 1, "d", "X"),)
+
+
+def test_the_earliest_step_comes_first_over_all_streams() -> None:
+    first = run(emitter(0, early="abc", late="abc"))
+    second = run(emitter(0, early="abX", late="Xbc"))
+    assert [d.stream for d in compare(first, second)] == ["late", "early"]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_missing_stream_is_a_difference(swap: bool) -> None:
+    both = run(emitter(0, loss="ab", norm="ab")), run(emitter(0, loss="ab"))
+    first, second = reversed(both) if swap else both
+    (found,) = compare(first, second)
+    where = "missing in run 1, present in run 2" if swap else "present in run 1, missing in run 2"
+    assert describe(found, NAMES) == f"stream 'norm': {where}"
+
+
+def test_a_missing_rank_is_a_difference() -> None:
+    first = run(emitter(0, loss="ab"), emitter(1, loss="ab"))
+    (found,) = compare(first, run(emitter(0, loss="ab")))
+    assert describe(found, NAMES) == "stream 'loss', rank 1: present in run 1, missing in run 2"
+
+
+def test_a_missing_step_is_a_difference() -> None:
+    (found,) = compare(run(emitter(0, loss="ab")), run(emitter(0, loss="abc")))
+    where = "missing in run 1, present in run 2"
+    assert describe(found, NAMES) == f"stream 'loss', rank 0, step 2: {where}"
+
+
+def test_a_step_that_one_run_wrote_twice_is_a_difference() -> None:
+    once = Emitter(0, (("loss", 0, "a"), ("loss", 1, "b")))
+    twice = Emitter(0, (("loss", 0, "a"), ("loss", 0, "a"), ("loss", 1, "b")))
+    assert compare(run(once), run(twice)) == (Difference("loss", 0, 0, None, "a"),)
+
+
+def test_a_rank_that_was_started_again_goes_on() -> None:
+    restarted = run(Emitter(0, (("loss", 0, "a"),)), Emitter(0, (("loss", 1, "b"),)))
+    assert compare(restarted, run(emitter(0, loss="ab"))) == ()
+
+
+def test_processes_without_a_rank_match_by_what_they_left() -> None:
+    first = run(emitter(None, loss="ab"), emitter(None, loss="cd"), emitter(None, loss="ef"))
+    second = run(emitter(None, loss="ef"), emitter(None, loss="ab"), emitter(None, loss="cd"))
+    assert compare(first, second) == ()
+
+
+def test_a_process_without_a_rank_that_differs_is_compared_with_its_own_twin() -> None:
+    first = run(emitter(None, loss="abcd"), emitter(None, loss="efgh"))
+    second = run(emitter(None, loss="efgX"), emitter(None, loss="abcd"))
+    assert compare(first, second) == (Difference("loss", 1, 3, "h", "X"),)
+
+
+def test_one_process_too_many_is_a_difference() -> None:
+    first = run(emitter(None, loss="ab"))
+    second = run(emitter(None, loss="ab"), emitter(None, loss="ab"))
+    (found,) = compare(first, second)
+    assert (found.rank, found.first) == (1, None)
+
+
+def test_a_process_without_a_rank_beside_ranks_is_a_stream_of_its_own() -> None:
+    mixed = run(emitter(0, loss="ab"), emitter(None, loss="ab"))
+    assert set(mixed.streams) == {"loss", "loss (no rank)"}
+
+
+def test_only_streams_that_never_change_over_steps_are_constant() -> None:
+    found = run(emitter(0, still="aaa", moving="aab", single="a"))
+    assert constant(found) == ("still",)
+    assert set(without(found, constant(found)).streams) == {"moving", "single"}
+
+
+def test_a_stream_that_changes_on_one_rank_is_not_constant() -> None:
+    assert constant(run(emitter(0, loss="aa"), emitter(1, loss="ab"))) == ()
+
+
+def test_ranks_that_each_stay_the_same_are_constant_though_they_differ() -> None:
+    assert constant(run(emitter(0, loss="aa"), emitter(1, loss="bb"))) == ("loss",)
+
+
+def test_a_run_without_steps_is_empty() -> None:
+    assert run().empty
+    assert run(Emitter(0, ())).empty
+    assert not run(emitter(0, loss="a")).empty
+
+
+DIGESTS = st.text("abc", min_size=1, max_size=6)
+RUNS = st.dictionaries(
+    st.integers(0, 3), st.dictionaries(st.sampled_from("xyz"), DIGESTS, min_size=1)
+)
+
+
+@given(RUNS, st.data())
+def test_any_single_flip_is_found_where_it_is(
+    ranks: dict[int, dict[str, str]], data: st.DataObject
+) -> None:
+    emitters = [emitter(rank, **streams) for rank, streams in ranks.items()]
+    places = [
+        (r, s, i) for r, streams in ranks.items() for s, t in streams.items() for i in range(len(t))
+    ]
+    if not places:
+        return
+    rank, stream, step = data.draw(st.sampled_from(places))
+    flipped = {
+        r: {
+            s: t[:step] + "X" + t[step + 1 :] if (r, s) == (rank, stream) else t
+            for s, t in streams.items()
+        }
+        for r, streams in ranks.items()
+    }
+    other = [emitter(r, **streams) for r, streams in flipped.items()]
+    (found,) = compare(gather(emitters), gather(other))
+    assert (found.rank, found.stream, found.step, found.second) == (rank, stream, step, "X")
+
+
+@given(st.lists(DIGESTS, min_size=1, max_size=5), st.randoms())
+def test_order_of_processes_without_rank_does_not_matter(texts: list[str], random: object) -> None:
+    emitters = [emitter(None, loss=text) for text in texts]
+    shuffled = list(emitters)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert compare(gather(emitters), gather(shuffled)) == ()
+    kept = locked.keep(gather(emitters))
+    assert locked.verify(kept, gather(shuffled)).differences == ()
+
+
+class TestAgainstALock:
+    """`enforce --verify`: the lock keeps the first digests and one over all."""
+
+    def long(self, change: int | None = None, steps: int = 40) -> RunEvidence:
+        lines = [("loss", s, f"d{s}" if s != change else "X") for s in range(steps)]
+        return gather([Emitter(0, tuple(lines))])
+
+    def test_the_same_run_agrees_in_all_steps(self) -> None:
+        found = locked.verify(locked.keep(self.long()), self.long())
+        assert (found.differences, found.uncompared) == ((), ())
+        assert dict(found.compared) == {("loss", 0): 40}
+
+    def test_a_difference_in_the_first_steps_is_named_by_its_step(self) -> None:
+        (found,) = locked.verify(locked.keep(self.long()), self.long(change=5)).differences
+        assert found == Difference("loss", 0, 5, "d5", "X")
+
+    def test_a_later_difference_is_found_and_placed_after_the_first_steps(self) -> None:
+        (found,) = locked.verify(locked.keep(self.long()), self.long(change=30)).differences
+        assert found.from_here_on
+        assert found.step == locked.HEAD
+        assert "step 16 or later" in describe(found, ("the lock", "this run"))
+
+    def test_a_longer_run_is_compared_over_the_locked_steps(self) -> None:
+        found = locked.verify(locked.keep(self.long()), self.long(steps=50))
+        assert found.differences == ()
+        assert dict(found.compared) == {("loss", 0): 40}
+
+    def test_a_shorter_run_is_compared_as_far_as_single_digests_go(self) -> None:
+        kept = locked.keep(self.long())
+        assert dict(locked.verify(kept, self.long(steps=10)).compared) == {("loss", 0): 10}
+        assert dict(locked.verify(kept, self.long(steps=30)).compared) == {("loss", 0): 16}
+        assert locked.verify(kept, self.long(change=3, steps=10)).differences
+
+    def test_a_stream_that_is_not_there_is_not_called_equal(self) -> None:
+        found = locked.verify(locked.keep(self.long()), run(emitter(0, other="ab")))
+        assert dict(found.compared) == {}
+        assert found.uncompared == ("stream 'loss', rank 0: not in this run",)
+
+    def test_steps_with_other_numbers_are_another_run(self) -> None:
+        shifted = gather([Emitter(0, tuple(("loss", s + 1, f"d{s}") for s in range(40)))])
+        assert locked.verify(locked.keep(self.long()), shifted).differences
+
+
+def test_chain_sees_order_numbers_and_length() -> None:
+    chains = {
+        chain([(0, "a"), (1, "b")]),
+        chain([(0, "b"), (1, "a")]),
+        chain([(0, "a"), (2, "b")]),
+        chain([(0, "a")]),
+    }
+    assert len(chains) == 4
