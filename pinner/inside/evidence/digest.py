@@ -150,17 +150,22 @@ def _of_array(numpy: Any, value: Any, algorithm: Algorithm) -> Digest:
 
 def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Digest:
     _refuse_what_has_no_bytes(torch, value)
-    inner = _inner_tensors(value)
-    if inner is not None:
+    inner = _inner_tensors(torch, value)
+    if inner:
         if depth == 0:
             raise EvidenceError("a tensor nested more than %d deep has no digest" % _DEEPEST)
         parts = [_digest(part, algorithm, depth - 1)[0] for part in inner]
-        return _joined(_type_name(value), parts, list(value.shape), algorithm)
+        return _joined(_type_name(value), parts, _sizes(value), algorithm)
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise EvidenceError(
+            "a %s does not say what it is made of (__tensor_flatten__), and asking it for its "
+            "bytes would calculate: pass its data and its scales" % _type_name(value)
+        )
     parts_of_layout = _parts_of_layout(torch, value)
     if parts_of_layout is not None:
         kind, pieces = parts_of_layout
         parts = [_digest(part, algorithm, depth - 1)[0] for part in pieces]
-        return _joined(kind, parts, list(value.shape), algorithm)
+        return _joined(kind, parts, _sizes(value), algorithm)
     what = {"dtype": _torch_dtype(value), "shape": list(value.shape)}
     try:
         return algorithm.digest_tensor(value), what
@@ -202,14 +207,21 @@ def _asks(place: Any, name: str, value: Any) -> bool:
     return function is not None and bool(function(value))
 
 
-def _inner_tensors(value: Any) -> Optional[List[Any]]:
+def _inner_tensors(torch: Any, value: Any) -> List[Any]:
     """Return what a wrapping subclass is made of (DTensor: the local shard; a quantised tensor:
-    packed values and scales), as names and tensors in its own order; None for a plain tensor."""
+    packed values and scales), as names and tensors in its own order; nothing for a plain tensor.
+    """
     flatten = getattr(value, "__tensor_flatten__", None)
     if flatten is None:
-        return None
-    names = flatten()[0]
-    return [part for name in names for part in (name, getattr(value, name))]
+        return []
+    named = [(name, getattr(value, name, None)) for name in flatten()[0]]
+    tensors = [pair for pair in named if isinstance(pair[1], torch.Tensor)]
+    return [part for pair in tensors for part in pair]
+
+
+def _sizes(value: Any) -> List[int]:
+    """Return the shape; -1 for a size without a number of its own, as ragged tensors have."""
+    return [size if isinstance(size, int) else -1 for size in value.shape]
 
 
 def _parts_of_layout(torch: Any, value: Any) -> Optional[Tuple[str, List[Any]]]:
