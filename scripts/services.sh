@@ -14,6 +14,7 @@ missing() {
     command -v dockerd >/dev/null || echo docker.io
     command -v docker-registry >/dev/null || echo docker-registry
     command -v debootstrap >/dev/null || echo debootstrap
+    command -v ip >/dev/null || echo iproute2
 }
 
 install() {

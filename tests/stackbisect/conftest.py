@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def _registry(*, login: bool) -> services.RegistryService:
     except services.ServiceMissing as error:
         lanes.require(False, str(error))
         raise
+
+
+@pytest.fixture(scope="session")
+def spare_docker() -> Iterator[services.Daemon]:
+    """A second Docker daemon, which a test may stop and start."""
+    lanes.require(os.getuid() == 0, "only root can start a Docker daemon")
+    lanes.require_command("dockerd", "docker.io")
+    daemon = services.spare_docker_daemon()
+    daemon.start()
+    yield daemon
+    daemon.stop()
+    subprocess.run(["ip", "link", "del", services.SPARE_BRIDGE], capture_output=True)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from pathlib import Path
 USER, PASSWORD = "tester", "open-sesame-42"
 # bcrypt, the only form the registry takes; made with: htpasswd -nbBC 5 tester open-sesame-42
 _HTPASSWD = "tester:$2y$05$AG9PnzQiwzDTfIkiUGN7eugbnZIdOI49i1AhRprfv77syrxzPlSxe\n"
+SPARE_BRIDGE = "sb-spare"
 _DEFAULT_SOCKET = "/var/run/docker.sock"
 PROGRAMS = {"dockerd": "docker.io", "docker-registry": "docker-registry"}
 
@@ -76,7 +77,7 @@ class Daemon:
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
-        return pid if Path(os.fsdecode(argv[0])).name == Path(self.argv[0]).name else None
+        return pid if Path(os.fsdecode(argv[0])).name in PROGRAMS else None
 
     def start(self, limit: float = 60.0) -> None:
         """Start it and wait until it answers. Raises ServiceMissing with the end of its log."""
@@ -111,25 +112,53 @@ class Daemon:
             time.sleep(0.05)
         if self.pid is not None:
             os.kill(pid, signal.SIGKILL)
+            how = signal.SIGKILL
+        if how == signal.SIGKILL:
+            time.sleep(2)  # its children die after it, and a new one must not meet them
 
 
-def docker_daemon(name: str = "dockerd", *, bridge: bool = True) -> Daemon:
-    """Return a Docker daemon of our own, with data, socket and processes in our folder.
+def docker_daemon() -> Daemon:
+    """Return a Docker daemon of our own, with data, socket and processes in our folder."""
+    place = folder()
+    return _dockerd(place, "dockerd", _dockerd_argv(place, "dockerd"))
 
-    Without `bridge` it can run beside another one; its containers then have no network but the
-    host's.
+
+def spare_docker_daemon() -> Daemon:
+    """Return another one that can run beside it and be killed; it does not see `hidden_folder`.
+
+    Its containers have no way out of their network.
     """
     place = folder()
-    address = f"unix://{place / name}.sock"
-    argv = [
+    # A bridge of its own: a daemon with none at all takes docker0 away from every other one.
+    argv = [*_dockerd_argv(place, "spare"), f"--bridge={SPARE_BRIDGE}", "--iptables=false"]
+    script = (
+        f'mount -t tmpfs none "{hidden_folder()}"; '
+        f"ip link add {SPARE_BRIDGE} type bridge 2>/dev/null && "
+        f"ip addr add 172.31.247.1/24 dev {SPARE_BRIDGE}; "
+        'exec "$@"'
+    )
+    return _dockerd(place, "spare", ["unshare", "--mount", "sh", "-c", script, "sh", *argv])
+
+
+def hidden_folder() -> Path:
+    """Return a folder that the spare daemon sees as an empty one."""
+    place = folder() / "hidden"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def _dockerd_argv(place: Path, name: str) -> list[str]:
+    return [
         "dockerd",
-        f"--host={address}",
+        f"--host=unix://{place / name}.sock",
         f"--data-root={place / name}-data",
         f"--exec-root={place / name}-exec",
         f"--pidfile={place / name}.dockerd-pid",
     ]
-    if not bridge:
-        argv += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
+
+
+def _dockerd(place: Path, name: str, argv: list[str]) -> Daemon:
+    address = f"unix://{place / name}.sock"
     return Daemon(name, tuple(argv), place, lambda: docker_answers(address), address)
 
 
@@ -234,8 +263,7 @@ def stop_all() -> None:
     """End every service that was started from this folder; data stay."""
     place = folder()
     for file in sorted(place.glob("*.pid")):
-        program = "docker-registry" if file.stem.startswith("registry") else "dockerd"
-        Daemon(file.stem, (program,), place, lambda: False).stop()
+        Daemon(file.stem, (), place, lambda: False).stop()
         file.unlink(missing_ok=True)
 
 
@@ -267,8 +295,7 @@ def main(words: list[str]) -> int:
         return 0
     place = folder()
     for file in sorted(place.glob("*.pid")):
-        program = "docker-registry" if file.stem.startswith("registry") else "dockerd"
-        daemon = Daemon(file.stem, (program,), place, lambda: False)
+        daemon = Daemon(file.stem, (), place, lambda: False)
         print(f"{file.stem} {'runs' if daemon.pid else 'is stopped'}")
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -589,13 +590,12 @@ def test_files_that_others_may_not_read_are_copied(
 ) -> None:
     """A strict umask at installation, or SELinux: the mount is there and cannot be read."""
     import shutil
-    from dataclasses import replace
 
     inside = tmp_path / "inside"
     shutil.copytree(shipped.inside_dir(), inside)
     for path in [inside, *inside.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
-    made = replace(job(), inside=inside)
+    made = dataclasses.replace(job(), inside=inside)
     result = runtime(ContainerOptions(user="1234")).run(plain, made)
     assert (result.facts["transfer"], result.evidence.empty) == ("copy", False)
 
@@ -645,3 +645,51 @@ def test_pulled_images_keep_to_the_budget_and_nobody_elses_is_removed(
     here = [name for name in references if Engine.connect().image(name)]
     assert here == [references[0], references[1], references[3]]
     api.remove_image(references[0])
+
+
+def test_a_daemon_that_does_not_see_our_files_gets_copies(
+    runtime: Make,
+    job: MakeJob,
+    plain: Candidate,
+    spare_docker: services.Daemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A daemon in a virtual machine, or a program in a container with the daemon's socket."""
+    monkeypatch.setenv("DOCKER_HOST", spare_docker.address)
+    unseen = job()
+    session = services.hidden_folder() / secrets.token_hex(4)
+    unseen.session.rename(session)
+    unseen = dataclasses.replace(unseen, session=session)
+    shared = runtime(ContainerOptions(network="none"))
+    result = shared.run(plain, unseen)
+    assert (result.status, result.facts["transfer"]) == ("ran", "copy"), result.reason
+    assert not result.evidence.empty
+    seen = runtime(ContainerOptions(network="none")).run(plain, job())
+    assert seen.facts["transfer"] == "bind"
+    assert seen.evidence == result.evidence
+
+
+def test_a_daemon_that_ends_in_the_middle_says_nothing_about_the_candidate(
+    job: MakeJob,
+    plain: Candidate,
+    spare_docker: services.Daemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On its way down it ends every container, as if the commands had failed."""
+    monkeypatch.setenv("DOCKER_HOST", spare_docker.address)
+    bisection = secrets.token_hex(6)
+    runtime = DockerRuntime(ContainerOptions(network="none"), bisection)
+    made = job("sh", "-c", "trap 'exit 1' TERM; echo begun; sleep 300 & wait")
+    results: list[ProbeResult] = []
+    worker = threading.Thread(target=lambda: results.append(runtime.run(plain, made)))
+    worker.start()
+    while worker.is_alive() and not (made.log.exists() and made.log.read_text()):
+        time.sleep(0.05)
+    spare_docker.stop()
+    worker.join(60)
+    assert [result.status for result in results] == ["infrastructure"]
+    assert "does not answer" in results[0].reason
+    spare_docker.start()
+    again = DockerRuntime(ContainerOptions(network="none"), bisection)
+    assert again.run(plain, job()).status == "ran"
+    assert _left(bisection) == []

@@ -37,7 +37,7 @@ _NOT_THE_IMAGE = re.compile(
     r"no space left|connection refused|connection reset|no such host|i/o timeout|timeout exceeded"
     r"|\btls: |x509: |server misbehaving|network is unreachable|no route to host"
     r"|gave http response|context deadline|status: 5\d\d|received unexpected http status: 5"
-    r"|service unavailable|read-only file system|input/output error|context canceled",
+    r"|\beof\b|service unavailable|read-only file system|input/output error|context canceled",
     re.IGNORECASE,
 )
 _LOGIN = re.compile(
