@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from typing import TYPE_CHECKING
 
-from .. import faults, session
+from .. import faults, imports, session
 from . import fingerprint
 
 if TYPE_CHECKING:
@@ -15,6 +14,17 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional, Tuple
 
     Function = Callable[..., Any]
+
+
+_torch: Any = None
+
+
+def _know_torch(module: ModuleType) -> None:
+    global _torch
+    _torch = module
+
+
+imports.after("torch", _know_torch)
 
 
 class Tap:
@@ -89,11 +99,10 @@ def wrap(function: Function, tap: Tap, signature: Optional[inspect.Signature]) -
     compiled region the plain function runs, untraced: a digest there would change what is
     compiled, and so the bits.
     """
-    torch = sys.modules.get("torch")
 
     @functools.wraps(function)
     def tapped(*args: Any, **kwargs: Any) -> Any:
-        if torch is not None and torch.compiler.is_compiling():
+        if _torch is not None and _torch.compiler.is_compiling():
             return function(*args, **kwargs)
         if tap.argument is not None:
             _record(tap, *_argument(tap.argument, signature, args, kwargs))
