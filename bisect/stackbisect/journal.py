@@ -209,7 +209,7 @@ class Journal:
         self._file = self._lock = -1
 
     def _append(self, line: dict[str, Any]) -> None:
-        data = (json.dumps(line, separators=(",", ":"), sort_keys=True) + "\n").encode()
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
         try:
             _write_all(self._file, data)
@@ -251,7 +251,7 @@ def create(folder: Path, header: Header) -> Journal:
     try:
         if exists(folder):
             raise UsageError(f"expected no bisection in {folder} yet, found one")
-        text = json.dumps(header.to_json(), separators=(",", ":"), sort_keys=True) + "\n"
+        text = json.dumps(header.to_json(), separators=(",", ":")) + "\n"
         replace_text(folder / FILE, text)
         return Journal(folder, Record(header), _open(folder), lock)
     except BaseException:

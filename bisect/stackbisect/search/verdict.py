@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -190,13 +188,11 @@ def read(observation: Observation, rule: Rule, shape: Shape) -> Reading:
 
 
 def value_of(evidence: Evidence, shape: Shape) -> str:
-    """One digest over the steps in `shape`."""
-    kept = [
-        [stream, rank, list(evidence.streams[stream][rank][:steps])]
-        for (stream, rank), steps in sorted(shape.items())
-    ]
-    text = json.dumps(kept, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    """The digest of the evidence's steps in `shape`; of all of it where it has no more."""
+    kept: dict[str, dict[str, tuple[str, ...]]] = {}
+    for (stream, rank), steps in shape.items():
+        kept.setdefault(stream, {})[rank] = evidence.streams[stream][rank][:steps]
+    return Evidence(kept).digest
 
 
 def first_difference(left: Evidence, right: Evidence) -> str | None:

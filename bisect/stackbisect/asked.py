@@ -1,0 +1,206 @@
+"""Reads what was asked for on the command line into what a bisection's journal keeps."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pinner.launch.taps import read_taps
+from stackbisect.errors import UsageError
+from stackbisect.journal import Header
+from stackbisect.probe import ContainerOptions, EvidenceOptions
+from stackbisect.runtimes import base_python, choose, container_options
+from stackbisect.spaces import window
+
+Tell = Callable[[int, int], None]
+
+
+def need_command(arguments: argparse.Namespace) -> None:
+    """Raise UsageError where there is nothing to try."""
+    if not arguments.command:
+        raise UsageError("expected the command to try after `--`, found none")
+
+
+def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What it takes to make the runtime again; nothing secret may be in it."""
+    _refuse_secrets(arguments.env)
+    taps = [dict(tap) for tap in read_taps(arguments.tap)]
+    if arguments.runtime == "venv" or arguments.package:
+        _need(arguments, "venv", ("package",), ("image",))
+        setup = {
+            "runtime": "venv",
+            "package": arguments.package,
+            "with": list(arguments.extras),
+            "python": arguments.python,
+            "index_args": shlex.split(arguments.index_args),
+            "pre": arguments.pre,
+            "env": list(arguments.env),
+            "taps": taps,
+        }
+        base_python.refuse_credentials([*setup["with"], *setup["index_args"]])
+        return setup
+    _need(arguments, "docker", ("image",), ("package", "extras", "index_args", "pre"))
+    return {
+        "runtime": "docker",
+        "image": arguments.image,
+        "platform": arguments.platform,
+        "insecure": arguments.insecure_registry,
+        "options": _container_options(arguments).to_json(),
+        "transfer": arguments.transfer,
+        "image_budget": None
+        if arguments.image_budget is None
+        else container_options.size("--image-budget", arguments.image_budget),
+        "taps": taps,
+    }
+
+
+def _need(
+    arguments: argparse.Namespace, runtime: str, needed: Sequence[str], other: Sequence[str]
+) -> None:
+    for name in needed:
+        if not getattr(arguments, name):
+            raise UsageError(f"--runtime {runtime}: expected --{name}, found none")
+    for name in other:
+        if getattr(arguments, name):
+            option = {"extras": "with"}.get(name, name.replace("_", "-"))
+            raise UsageError(f"--{option} does not go with --runtime {runtime}")
+
+
+def _refuse_secrets(texts: Sequence[str]) -> None:
+    for text in texts:
+        name, given, _ = text.partition("=")
+        if given and (
+            container_options.is_secret_name(name) or container_options.hide_secret(text) != text
+        ):
+            raise UsageError(
+                f"--env {name}=...: the value would be kept in the journal; "
+                f"export {name} and write --env {name}"
+            )
+
+
+def _container_options(arguments: argparse.Namespace) -> ContainerOptions:
+    return ContainerOptions(
+        mounts=tuple(arguments.mount),
+        shm_size=arguments.shm_size,
+        ipc=arguments.ipc,
+        ulimits=tuple(arguments.ulimit),
+        user=arguments.user,
+        devices=tuple(arguments.device),
+        gpus=arguments.gpus,
+        network=arguments.network,
+        env=tuple(arguments.env),
+        read_only=arguments.read_only,
+        entrypoint=arguments.entrypoint,
+    )
+
+
+def space(
+    arguments: argparse.Namespace, setup: dict[str, Any], environ: Mapping[str, str], tell: Tell
+) -> window.Space:
+    """The candidates. For versions, `setup` gets the interpreter's own path."""
+    if setup["runtime"] == "venv":
+        return _versions(arguments, setup, environ)
+    return _tags(arguments, setup, environ, tell)
+
+
+def _versions(
+    arguments: argparse.Namespace, setup: dict[str, Any], environ: Mapping[str, str]
+) -> window.Space:
+    from stackbisect.spaces import index
+
+    base = choose.base(setup, environ)
+    setup["python"] = base.python
+    return index.space(
+        base,
+        setup["package"],
+        arguments.good,
+        arguments.bad,
+        pre=setup["pre"],
+        environ=environ,
+    )
+
+
+def _tags(
+    arguments: argparse.Namespace, setup: dict[str, Any], environ: Mapping[str, str], tell: Tell
+) -> window.Space:
+    try:
+        from stackbisect.spaces import docker_login, reference, registry, tags
+    except ImportError as error:
+        raise UsageError(
+            f"tags need a registry client ({error}); pip install 'pinner-stackbisect[bisect]'"
+        ) from None
+    repository = reference.parse(setup["image"])
+    listed = tags.read_list(Path(arguments.list)) if arguments.list else None
+    wanted = tags.Wanted(
+        good=arguments.good,
+        bad=arguments.bad,
+        pattern=arguments.tags,
+        order=arguments.order,
+        listed=listed,
+        platform=setup["platform"] or "",
+    )
+    client = registry.Registry(
+        repository,
+        lambda: docker_login.find(repository.login_key, environ),
+        insecure=setup["insecure"],
+    )
+    try:
+        return tags.space(client, repository, wanted, tell)
+    finally:
+        client.close()
+
+
+def header(
+    arguments: argparse.Namespace,
+    *,
+    setup: Mapping[str, Any],
+    found: window.Space,
+    described: Mapping[str, Any],
+    name: str,
+    workdir: Path,
+) -> Header:
+    """What the bisection is about, as its journal keeps it."""
+    evidence = EvidenceOptions(tuple(arguments.evidence_file), tuple(arguments.evidence_stdout))
+    for expression in evidence.stdout:
+        try:
+            re.compile(expression)
+        except re.error as error:
+            raise UsageError(f"--evidence-stdout {expression!r}: {error}") from None
+    words = [word for word in arguments.words[1:] if word != "--fresh"]
+    named = [] if arguments.name else ["--name", name]
+    again = ("stackbisect", "run", "--fresh", *named, *words, "--", *arguments.command)
+    return Header(
+        command=tuple(arguments.command),
+        workdir=str(workdir),
+        verdict=arguments.verdict,
+        evidence=evidence,
+        time_limit=_seconds(arguments.time_limit),
+        candidates=found.candidates,
+        setup=dict(setup),
+        runtime=dict(described),
+        excluded=found.excluded,
+        notes=found.notes,
+        again=again,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def default_name(arguments: argparse.Namespace) -> str:
+    """A name that says what is searched."""
+    what = arguments.package or arguments.image
+    whole = f"{what.rpartition('/')[2]}-{arguments.good}-{arguments.bad}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--time-limit: expected a time such as 90, 30m or 2h, found {text!r}")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

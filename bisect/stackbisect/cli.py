@@ -1,0 +1,419 @@
+"""The stackbisect command: arguments and printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from pinner.launch.taps import TapError
+from stackbisect import asked, bisection, journal, plan, progress, report, state
+from stackbisect.bisection import Aborted, Bisection
+from stackbisect.errors import UsageError
+from stackbisect.journal import Header, Journal, JournalError
+from stackbisect.probe import InfrastructureError
+from stackbisect.runtimes import choose
+
+USAGE, UNREADABLE, INTERRUPTED = 64, 65, 130
+
+
+@dataclass(frozen=True)
+class World:
+    """What the command sees and writes to; tests give their own."""
+
+    environ: Mapping[str, str]
+    workdir: Path
+    out: Callable[[str], Any]
+    err: Callable[[str], Any]
+    watcher: progress.Plain | progress.Rich
+
+    @property
+    def root(self) -> Path:
+        """Where bisections are kept."""
+        return self.workdir / journal.ROOT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    world = World(
+        environ=os.environ,
+        workdir=Path.cwd(),
+        out=sys.stdout.write,
+        err=sys.stderr.write,
+        watcher=progress.for_stream(sys.stderr),
+    )
+    return run(words, world)
+
+
+def run(words: Sequence[str], world: World) -> int:
+    """Run the command in a given world."""
+    own, command = _split(words)
+    arguments = _parser().parse_args(own)
+    arguments.words, arguments.command = own, command
+    try:
+        return int(arguments.function(arguments, world))
+    except (UsageError, TapError) as error:
+        return _fails(arguments, world, str(error), USAGE)
+    except JournalError as error:
+        return _fails(arguments, world, str(error), UNREADABLE)
+    except InfrastructureError as error:
+        return _fails(arguments, world, str(error), report.EXIT_CODES["infrastructure"])
+    except KeyboardInterrupt:
+        return _fails(arguments, world, "interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    finally:
+        world.watcher.close()
+
+
+def _fails(arguments: argparse.Namespace, world: World, text: str, code: int) -> int:
+    world.watcher.close()
+    world.err(f"stackbisect: {text}\n")
+    if getattr(arguments, "json", False):
+        status = "infrastructure" if code == 5 else "error"
+        _print_json(world, {"status": status, "reason": text, "exit_code": code})
+    return code
+
+
+def _print_json(world: World, value: Any) -> None:
+    world.out(json.dumps(value, indent=1) + "\n")
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Our own words, and the command after the first `--`."""
+    if "--" not in words:
+        return list(words), ()
+    place = list(words).index("--")
+    return list(words[:place]), tuple(words[place + 1 :])
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace, world: World) -> int:
+    setup = asked.setup(arguments, world.environ)
+    asked.need_command(arguments)
+    found = asked.space(arguments, setup, world.environ, world.watcher.reads)
+    name = journal.check_name(arguments.name or asked.default_name(arguments))
+    folder = world.root / name
+    if arguments.fresh:
+        aside = journal.set_aside(folder)
+        if aside is not None:
+            world.watcher.says(f"the bisection that was there is kept as {aside.name}")
+    runtime = choose.runtime(setup, folder, world.environ)
+    try:
+        header = asked.header(
+            arguments,
+            setup=setup,
+            found=found,
+            described=runtime.describe(),
+            name=name,
+            workdir=world.workdir,
+        )
+        return _go_on(_begin_or_resume(folder, header), runtime, arguments, world)
+    finally:
+        runtime.close()
+
+
+def _resume(arguments: argparse.Namespace, world: World) -> int:
+    folder = world.root / journal.check_name(arguments.name)
+    with journal.resume(folder) as held:
+        header = held.record.header
+        if arguments.command and tuple(arguments.command) != header.command:
+            raise journal.ChangedError(
+                arguments.name,
+                [f"command: was {list(header.command)}, is {list(arguments.command)}"],
+            )
+        if not Path(header.workdir).is_dir():
+            raise UsageError(f"{header.workdir}, where the command ran, is not there any more")
+        runtime = choose.runtime(header.setup, folder, world.environ)
+        try:
+            if held.record.answer is None:
+                now = replace(header, runtime=runtime.describe())
+                journal.check_same(arguments.name, header, now)
+            return _go_on(held, runtime, arguments, world)
+        finally:
+            runtime.close()
+
+
+def _begin_or_resume(folder: Path, header: Header) -> Journal:
+    if not journal.exists(folder):
+        return journal.create(folder, header)
+    held = journal.resume(folder)
+    try:
+        journal.check_same(folder.name, held.record.header, header)
+    except UsageError:
+        held.close()
+        raise
+    return held
+
+
+def _go_on(
+    held: Journal, runtime: choose.Cleanable, arguments: argparse.Namespace, world: World
+) -> int:
+    """Go on to the answer, print it, and return the exit code."""
+    name = held.folder.name
+    setup = held.record.header.setup
+    with held:
+        if held.record.answer is not None:
+            world.watcher.says(f"bisection {name} has its answer; --fresh begins again")
+            return _print_outcome(held.record.answer, arguments, world)
+        if held.record.probes:
+            world.watcher.says(f"goes on after {len(held.record.probes)} finished probes")
+        work = Bisection(
+            journal=held,
+            runtime=runtime,
+            watcher=world.watcher,
+            pythonpath=world.environ.get("PYTHONPATH"),
+            env=choose.command_env(setup, world.environ),
+            taps=tuple(setup.get("taps", ())),
+        )
+        with _signals_interrupt():
+            try:
+                step = work.run()
+                world.watcher.close()
+                found = report.outcome(held.record, name, step, runtime)
+                held.answer(found, work.clock())
+            except (InfrastructureError, Aborted) as error:
+                found = report.stopped(held.record, name, "infrastructure", str(error))
+            except KeyboardInterrupt:
+                found = report.stopped(held.record, name, "interrupted", "interrupted")
+    world.watcher.close()
+    return _print_outcome(found, arguments, world)
+
+
+class _signals_interrupt:
+    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that every way out cleans up."""
+
+    def __enter__(self) -> None:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        self._before = {
+            number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+        }
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+
+def _print_outcome(found: Mapping[str, Any], arguments: argparse.Namespace, world: World) -> int:
+    if arguments.json:
+        _print_json(world, found)
+    else:
+        world.out(report.text(found))
+    return int(found["exit_code"])
+
+
+def _plan(arguments: argparse.Namespace, world: World) -> int:
+    setup = asked.setup(arguments, world.environ)
+    found = asked.space(arguments, setup, world.environ, world.watcher.reads)
+    world.watcher.close()
+    planned = plan.planned(setup, found)
+    if arguments.json:
+        _print_json(world, planned)
+    else:
+        world.out(plan.text(planned))
+    return 0
+
+
+def _status(arguments: argparse.Namespace, world: World) -> int:
+    if arguments.name is None:
+        found = [state.state(world.root / name) for name in journal.names(world.root)]
+        if arguments.json:
+            _print_json(world, {"bisections": found})
+        elif not found:
+            world.out(f"no bisections in {world.root}\n")
+        for each in found if not arguments.json else ():
+            world.out(f"{each['name']}: {each['state']}, {each['probes']} probes\n")
+        return 0
+    now = state.state(world.root / journal.check_name(arguments.name))
+    if arguments.json:
+        _print_json(world, now)
+        return 0
+    world.out(f"bisection {now['name']}: {now['state']}\n")
+    world.out(f"  probes: {now['probes']} done, at most {now['probes_left']} to come\n")
+    if now["between"]:
+        world.out(f"  the change is between {now['between'][0]} and {now['between'][1]}\n")
+    if now["under_way"]:
+        world.out(f"  under way: {now['under_way']}\n")
+    if now["stopped"]:
+        world.out(f"  stopped: {now['stopped']}\n")
+    return 0
+
+
+def _log(arguments: argparse.Namespace, world: World) -> int:
+    record = journal.read(world.root / journal.check_name(arguments.name))
+    if arguments.probe is not None:
+        probed = next((p for p in record.probes if p.number == arguments.probe), None)
+        if probed is None:
+            numbers = ", ".join(str(p.number) for p in record.probes) or "none"
+            raise UsageError(f"no finished probe {arguments.probe}; there are: {numbers}")
+        world.out(Path(probed.result.log).read_text(errors="replace"))
+        return 0
+    rows = state.probes(record)
+    if arguments.json:
+        _print_json(world, {"probes": rows})
+        return 0
+    for row in rows:
+        code = "" if row["exit_code"] is None else f"exit {row['exit_code']}"
+        bits = report.short(row["digest"]) if row["digest"] else "no bits"
+        parts = [f"{row['probe']:4}", row["started"], f"{row['seconds']:8.1f} s", row["candidate"]]
+        parts += [row["status"], code, bits, row["reason"]]
+        world.out("  ".join(part for part in parts if part) + "\n")
+    return 0
+
+
+def _report(arguments: argparse.Namespace, world: World) -> int:
+    name = journal.check_name(arguments.name)
+    record = journal.read(world.root / name)
+    found = record.answer
+    if found is None:
+        found = report.outcome(record, name, bisection.next_step(record), None)
+    if arguments.json:
+        _print_json(world, found)
+    else:
+        world.out(report.text(found))
+    return 0
+
+
+def _clean(arguments: argparse.Namespace, world: World) -> int:
+    names = journal.names(world.root) if arguments.all else arguments.names
+    if not names and not arguments.all:
+        raise UsageError("expected the names of bisections, or --all")
+    removed: list[str] = []
+    for name in names:
+        folder = world.root / journal.check_name(name)
+        record = journal.read(folder)
+        with journal.hold(folder):
+            runtime = choose.runtime(record.header.setup, folder, world.environ)
+            try:
+                runtime.clean()
+            except InfrastructureError as error:
+                world.err(f"stackbisect: {name}: containers may be left: {error}\n")
+            finally:
+                runtime.close()
+            shutil.rmtree(folder)
+        removed.append(name)
+    if arguments.json:
+        _print_json(world, {"status": "cleaned", "removed": removed})
+    else:
+        world.out("".join(f"removed {name}\n" for name in removed))
+    return 0
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake and exit with 64."""
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="stackbisect",
+        description="Finds where a run's bits change: across container tags and package versions.",
+        epilog="Exit codes: 0 found, 1 not reproduced, 2 narrowed to a range that cannot be "
+        "tested, 4 the ends cannot be tested, 5 the machinery failed (resumable), 64 usage, "
+        "65 unreadable journal.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    begin = _command(commands, "run", _run, "search between two ends: run ... -- CMD")
+    _space_options(begin)
+    _probe_options(begin)
+    plan = _command(commands, "plan", _plan, "say what would be searched; nothing is tried")
+    _space_options(plan)
+    _probe_options(plan)
+    resume = _command(commands, "resume", _resume, "go on with a bisection that was stopped")
+    resume.add_argument("name", metavar="NAME")
+    status = _command(commands, "status", _status, "what is known, and what is left")
+    status.add_argument("name", metavar="NAME", nargs="?")
+    log = _command(commands, "log", _log, "every probe, or the output of one")
+    log.add_argument("name", metavar="NAME")
+    log.add_argument("probe", metavar="PROBE", type=int, nargs="?")
+    shown = _command(commands, "report", _report, "the answer again")
+    shown.add_argument("name", metavar="NAME")
+    clean = _command(commands, "clean", _clean, "remove bisections and what they left")
+    clean.add_argument("names", metavar="NAME", nargs="*")
+    clean.add_argument("--all", action="store_true", help="every bisection of this folder")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, function: Callable[[argparse.Namespace, World], int], help: str
+) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+    made.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    made.set_defaults(function=function)
+    return made
+
+
+def _space_options(parser: argparse.ArgumentParser) -> None:
+    ends = parser.add_argument_group("what is searched")
+    ends.add_argument(
+        "--good", required=True, metavar="TAG|VERSION", help="where the bits are good"
+    )
+    ends.add_argument("--bad", required=True, metavar="TAG|VERSION", help="where they are not")
+    ends.add_argument("--runtime", choices=("docker", "venv"), default=None)
+    tags = parser.add_argument_group("container tags")
+    tags.add_argument("--image", metavar="HOST/NAME", help="the repository")
+    tags.add_argument("--tags", metavar="REGEX", help="only tags that match")
+    tags.add_argument("--order", choices=("version", "created"), default="version")
+    tags.add_argument("--list", metavar="FILE", help="tags in their order, one a line")
+    tags.add_argument("--platform", metavar="OS/ARCH", help="default: this machine's")
+    tags.add_argument("--insecure-registry", action="store_true", help="allow plain HTTP")
+    versions = parser.add_argument_group("package versions (--runtime venv)")
+    versions.add_argument("--package", metavar="NAME", help="the Python package")
+    versions.add_argument(
+        "--with",
+        dest="extras",
+        metavar="REQ",
+        action="append",
+        default=[],
+        help="installed next to it in every environment",
+    )
+    versions.add_argument("--python", metavar="PATH", default=sys.executable, help="the base")
+    versions.add_argument("--index-args", metavar="ARGS", default="", help="passed on to pip")
+    versions.add_argument("--pre", action="store_true", help="pre-releases count")
+
+
+def _probe_options(parser: argparse.ArgumentParser) -> None:
+    probes = parser.add_argument_group("probes and verdicts")
+    probes.add_argument("--name", help="of this bisection; default: from what is searched")
+    probes.add_argument("--fresh", action="store_true", help="begin again; the old one is kept")
+    probes.add_argument("--verdict", choices=("evidence", "exit-code"), default="evidence")
+    probes.add_argument("--evidence-file", metavar="GLOB", action="append", default=[])
+    probes.add_argument("--evidence-stdout", metavar="REGEX", action="append", default=[])
+    probes.add_argument("--tap", metavar="NAME|FILE", action="append", default=[])
+    probes.add_argument("--time-limit", metavar="TIME", help="for one probe: 90, 30m, 2h")
+    probes.add_argument("--env", metavar="NAME[=VALUE]", action="append", default=[])
+    container = parser.add_argument_group("containers (as docker run has them)")
+    container.add_argument("--mount", metavar="SPEC", action="append", default=[])
+    container.add_argument("--shm-size", metavar="SIZE")
+    container.add_argument("--ipc", metavar="MODE")
+    container.add_argument("--ulimit", metavar="NAME=SOFT[:HARD]", action="append", default=[])
+    container.add_argument("--user", metavar="USER")
+    container.add_argument("--device", metavar="DEVICE", action="append", default=[])
+    container.add_argument("--gpus", metavar="GPUS")
+    container.add_argument("--network", metavar="NAME")
+    container.add_argument("--read-only", action="store_true")
+    container.add_argument("--entrypoint", metavar="PROGRAM")
+    container.add_argument("--transfer", choices=("auto", "bind", "copy"), default="auto")
+    container.add_argument("--image-budget", metavar="SIZE", help="for images pulled here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

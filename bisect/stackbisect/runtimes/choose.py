@@ -1,0 +1,90 @@
+"""Makes the runtime that a bisection asks for, from what its journal keeps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from stackbisect.errors import UsageError
+from stackbisect.probe import ContainerOptions, Runtime
+from stackbisect.runtimes import container_options
+from stackbisect.runtimes.base_python import Base, find_base
+
+ENVIRONMENTS = "envs"
+IMAGES = ".images"
+
+
+class Cleanable(Runtime, Protocol):
+    """A runtime that can remove what it left."""
+
+    def clean(self) -> int:
+        """Remove containers or environments of this bisection; return their number."""
+
+
+def runtime(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+    """The runtime for a bisection in `folder`. Raises UsageError."""
+    if setup["runtime"] == "venv":
+        return _venv(setup, folder, environ)
+    return _docker(setup, folder, environ)
+
+
+def command_env(setup: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set for the command where the runtime does not do it itself."""
+    if setup["runtime"] != "venv":
+        return {}
+    try:
+        return container_options.environment(
+            ContainerOptions(env=tuple(setup.get("env", ()))), environ
+        )
+    except container_options.OptionError as error:
+        raise UsageError(str(error)) from None
+
+
+def base(setup: Mapping[str, Any], environ: Mapping[str, str]) -> Base:
+    """The interpreter that environments are made from."""
+    return find_base(setup["python"], setup["index_args"], environ)
+
+
+def _venv(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+    from stackbisect.runtimes.venv import VenvRuntime
+
+    return VenvRuntime(
+        base(setup, environ), setup["package"], setup["with"], folder / ENVIRONMENTS, environ
+    )
+
+
+def _docker(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+    try:
+        from stackbisect.runtimes.docker import DockerRuntime
+    except ImportError as error:
+        raise UsageError(
+            f"containers need the Docker SDK ({error}); pip install 'pinner-stackbisect[bisect]'"
+        ) from None
+    try:
+        return DockerRuntime(
+            container_options_of(setup),
+            _label(folder),
+            transfer=setup["transfer"],
+            image_budget=setup["image_budget"],
+            folder=folder.parent / IMAGES,
+            environ=environ,
+        )
+    except container_options.OptionError as error:
+        raise UsageError(str(error)) from None
+
+
+def container_options_of(setup: Mapping[str, Any]) -> ContainerOptions:
+    """The inverse of `ContainerOptions.to_json`."""
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in setup["options"].items()
+    }
+    return ContainerOptions(**found)
+
+
+def _label(folder: Path) -> str:
+    """What containers of this bisection are labelled with: no other folder's may be swept."""
+    place = str(folder.absolute())
+    return f"{folder.name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
