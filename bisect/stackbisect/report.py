@@ -288,8 +288,9 @@ def _about(each: Mapping[str, Any]) -> str:
         parts.append(each["reason"])
     if each.get("tags"):
         parts.append(f"also {', '.join(tag for tag in each['tags'] if tag != each['label'])}")
-    if each["verdict"] in ("untestable", "unstable") and each["logs"]:
-        parts.append(f"log {_near(each['logs'][-1])}")
+    log = each["logs"][-1] if each["logs"] else ""
+    if log and each["verdict"] in ("untestable", "unstable"):
+        parts.append(f"log {_near(log)}")
     return " · ".join(parts)
 
 
