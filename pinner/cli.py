@@ -115,6 +115,7 @@ def _record(arguments: argparse.Namespace) -> int:
     from pinner.launch import phases, record
     from pinner.launch.taps import read_taps
 
+    _refuse_obstacles(arguments)
     sealing = arguments.phase == "seal"
     if sealing and arguments.cmd:
         raise _Usage("--phase seal runs nothing: expected no command after `--`")
@@ -271,6 +272,15 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     if not command:
         raise _Usage("expected the command to run after `--`, found none")
     return command
+
+
+def _refuse_obstacles(arguments: argparse.Namespace) -> None:
+    """A command of which no process could take part is told so before it runs for hours."""
+    from pinner.launch.command_line import obstacles
+
+    for obstacle in obstacles(arguments.cmd or ()):
+        if obstacle.certain:
+            raise _Usage(f"the command cannot be observed: {obstacle.text}")
 
 
 def _no_command(arguments: argparse.Namespace) -> None:

@@ -237,7 +237,9 @@ def test_descendants_are_followed_when_their_parent_ends(scene: Scene) -> None:
 
     _wait_for(seen)
     pid = watch.findings()[0].pid
-    _wait_for(lambda: _parent(pid) != outer.pid)
+    parent = _parent(pid)
+    _wait_for(lambda: _parent(pid) != parent)
+    watch.look()
     assert pid in watch.descendants()
 
 
