@@ -80,16 +80,16 @@ def canonical(encoded: Any) -> str:
 
 
 def share_class(key: Mapping[str, Encoded]) -> str:
-    """Text that is equal for all keys which Triton's own key tuple cannot tell apart.
+    """Text that is equal for all keys which a run without a lock would decide as one.
 
     Triton's key holds the values of the key arguments without their names, then the dtypes in the
-    order of the call, and is compared with Python's ``==``: there ``True``, ``1`` and ``1.0`` are
-    one key, and so are two calls whose arguments of equal dtypes come in another order. A call that
-    *omits* key arguments has a shorter tuple still; that is for the chooser to see, as only it
-    knows what was passed.
+    order of the call: two calls whose arguments of equal dtypes come in another order, or are left
+    out elsewhere, are one key to it. ``True``, ``1`` and ``1.0`` are one key to Triton too, but not
+    to a recorded run: there the chooser keeps them apart. A call that *omits* key arguments has a
+    shorter tuple still; that is for the chooser to see, as only it knows what was passed.
     """
     names = sorted(key)
-    values = [canonical(_as_compared(key[name])) for name in names if not is_dtype_name(name)]
+    values = [canonical(key[name]) for name in names if not is_dtype_name(name)]
     dtypes = sorted(canonical(key[name]) for name in names if is_dtype_name(name))
     return canonical([values, dtypes])
 
@@ -203,15 +203,3 @@ def _encode_str(value: str) -> str:
             f"expected a string that UTF-8 can hold, found a lone surrogate in {text!a}"
         ) from None
     return text
-
-
-def _as_compared(encoded: Encoded) -> Encoded:
-    """The value with everything removed that Python's ``==`` does not see: bool, int and float are
-    one."""
-    if isinstance(encoded, bool):
-        return int(encoded)
-    if isinstance(encoded, float) and encoded.is_integer():
-        return int(encoded)
-    if isinstance(encoded, list):
-        return [_as_compared(item) for item in encoded]
-    return encoded
