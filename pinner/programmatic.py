@@ -74,7 +74,13 @@ def _close(folder: Path, session: SessionDir, lock: Lock) -> None:
     """Say what became of the lock, and remove the session's folder."""
     from pinner.launch.collect import collect
     from pinner.launch.coverage import cover
+    from pinner.lockfile.errors import LedgerError
 
-    coverage = cover(lock, collect(session).ledgers)
-    say(*(f"note: {text}" for text in coverage.notes), coverage.line())
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        coverage = cover(lock, collect(session).ledgers)
+    except LedgerError as error:
+        say(f"cannot say what became of the lock: {error}")
+    else:
+        say(*(f"note: {text}" for text in coverage.notes), coverage.line())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

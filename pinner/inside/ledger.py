@@ -107,7 +107,8 @@ def at_exit(callback: Callable[[], object]) -> None:
     """Call `callback()` once at the normal end of this process and of every child forked from it.
 
     Children of `multiprocessing` end with `os._exit` and never run `atexit`; there the callback
-    runs with multiprocessing's own finalizers, after all of theirs. Callbacks run last to first.
+    runs with multiprocessing's own finalizers, after all of theirs. Callbacks run last to first;
+    an exception in one ends the process as a fault.
     """
     _exit_callbacks.append(callback)
 
@@ -267,7 +268,10 @@ def _run_exit() -> None:
     if _exit_pid == os.getpid():
         return
     _exit_pid = os.getpid()
-    for callback in reversed(list(_exit_callbacks)):
-        callback()
+    try:
+        for callback in reversed(list(_exit_callbacks)):
+            callback()
+    except Exception as error:
+        faults.die("cannot finish what this process decided: %s" % faults.describe(error))
     if is_open():
         write({"t": "end", "time": now()})

@@ -258,6 +258,21 @@ class TestSubclasses:
         value = torch.ones(3)
         assert digest(torch.nn.Parameter(value)) == digest(value)
 
+    def test_a_collective_that_is_still_running_is_waited_for(self) -> None:
+        from torch.distributed import _functional_collectives as collectives
+        from torch.distributed import destroy_process_group, init_process_group
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        try:
+            value = collectives.all_reduce(torch.ones(3), "sum", [0, 1])
+            assert isinstance(value, collectives.AsyncCollectiveTensor)
+            assert not value.completed
+            assert of(value) == of(torch.ones(3))
+            assert value.completed
+        finally:
+            destroy_process_group()
+
     def test_a_local_shard(self) -> None:
         from torch.distributed import destroy_process_group, init_process_group
         from torch.distributed.device_mesh import init_device_mesh

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pinner.inside.evidence.digest import digest
 from tests import lanes
 from tests.session_rig import INJECT, INSIDE, NOTE, REPO, SessionRig
 
@@ -100,8 +101,10 @@ def test_a_virtual_environment_that_knows_nothing_of_pinner(rig: SessionRig) -> 
 @pytest.mark.service
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])
 def test_other_pythons(rig: SessionRig, version: str) -> None:
-    done = rig.run([lanes.other_python(version), "-W", "error", "-c", TAKES_PART])
+    code = TAKES_PART + "import pinner; pinner.fingerprint('a', [1, 2.5, b'x', None])"
+    done = rig.run([lanes.other_python(version), "-W", "error", "-c", code])
     assert (done.returncode, done.stderr) == (0, "")
+    assert [line["digest"] for line in rig.lines("evidence")] == [digest([1, 2.5, b"x", None])[0]]
     assert [line["python"].rpartition(".")[0] for line in rig.lines("process")] == [version]
 
 

@@ -217,6 +217,17 @@ atexit.register(note, "program's own")
         rig.script(NOTE + code)
         assert rig.notes() == [["program's own", "c", "b", "a"]]
 
+    def test_one_that_fails_is_a_fault(self, rig: SessionRig) -> None:
+        """What it was to sweep up is unknown: the run must not pass for a whole one."""
+        code = (
+            "from pinner.inside import ledger\n"
+            "def sweep(): raise LookupError('no such table')\n"
+            "ledger.at_exit(sweep)\n"
+        )
+        done = rig.script(NOTE + code)
+        assert done.returncode == 96
+        assert "cannot finish what this process decided: LookupError: no such" in done.stderr
+
 
 class TestThreads:
     def test_lines_of_many_threads_are_whole(self, rig: SessionRig) -> None:

@@ -150,6 +150,8 @@ def _of_array(numpy: Any, value: Any, algorithm: Algorithm) -> Digest:
 
 def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Digest:
     _refuse_what_has_no_bytes(torch, value)
+    if type(value).__name__ == "AsyncCollectiveTensor":  # its bytes may still be on their way
+        value = value.trigger_wait()
     inner = _inner_tensors(torch, value)
     if inner:
         if depth == 0:

@@ -10,7 +10,9 @@ from .. import faults, ledger, session
 from .digest import digest
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Set
+    from typing import Any, Callable, Dict, Optional, Set
+
+    from .digest import Digest
 
 _lock = threading.Lock()
 _steps: Dict[str, int] = {}
@@ -23,23 +25,18 @@ def record(stream: str, value: Any, step: Optional[int] = None) -> None:
     step: its number; without it, how often this process has written to the stream before. That
         count goes on for a value that has no digest, so that a hole stays visible.
     """
+    record_digest(stream, lambda: digest(value), step)
+
+
+def record_digest(stream: str, make: Callable[[], Digest], step: Optional[int] = None) -> None:
+    """Write what `make()` returns as the next step of `stream`, or say why it could not."""
     number = _next(stream) if step is None else step
     try:
-        text, what = digest(value)
+        text, what = make()
     except faults.EvidenceError as error:
         refuse(stream, str(error))
         return
-    write(stream, number, text, what)
-
-
-def record_digest(stream: str, text: str, what: Dict[str, Any]) -> None:
-    """Write a digest that was made elsewhere as the next step of `stream`."""
-    write(stream, _next(stream), text, what)
-
-
-def write(stream: str, step: int, text: str, what: Dict[str, Any]) -> None:
-    """Write one evidence line."""
-    ledger.write({"t": "evidence", "stream": stream, "step": step, "digest": text, "what": what})
+    ledger.write({"t": "evidence", "stream": stream, "step": number, "digest": text, "what": what})
 
 
 def refuse(stream: str, cause: str) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from .. import faults, session
 from . import fingerprint
-from .digest import SHA256, combine, digest
+from .digest import combine, digest
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Callable, List, Optional
+    from typing import Any, Callable, Iterable
+
+    from .digest import Digest
 
 _lock = threading.Lock()
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -43,22 +45,26 @@ _after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _record(optimizer: Any, kind: str, value_of: Callable[[Any], Any]) -> None:
-    """Write one digest over all parameters, in their order; a missing value counts as such."""
+    """Write one digest over all parameters, in their order."""
     active = session.current()
     if active is None or not active.evidence:
         return
-    stream = "optimizer%d/%s" % (_number(optimizer), kind)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    digests: List[Optional[str]] = []
-    for index, parameter in enumerate(parameters):
-        value = value_of(parameter)
-        try:
-            digests.append(None if value is None else digest(value)[0])
-        except faults.EvidenceError as error:
-            fingerprint.refuse(stream, "parameter %d: %s" % (index, error))
-            return
-    what = {"dtype": kind, "shape": [len(parameters)]}
-    fingerprint.record_digest(stream, combine(digests, SHA256), what)
+    stream = "optimizer%d/%s" % (_number(optimizer), kind)
+    fingerprint.record_digest(stream, lambda: _digest(kind, map(value_of, parameters)))
+
+
+def _digest(kind: str, values: Iterable[Any]) -> Digest:
+    """Return one digest of many values; a missing gradient counts as such."""
+    digests = [None if each is None else _digest_at(i, each) for i, each in enumerate(values)]
+    return combine(digests), {"dtype": kind, "shape": [len(digests)]}
+
+
+def _digest_at(index: int, value: Any) -> str:
+    try:
+        return digest(value)[0]
+    except faults.EvidenceError as error:
+        raise faults.EvidenceError("parameter %d: %s" % (index, error)) from error
 
 
 def _number(optimizer: Any) -> int:
