@@ -59,6 +59,11 @@ def other_python(version: str) -> str:
     return found
 
 
+def find_python(version: str) -> str | None:
+    """The path of another interpreter, such as "3.8", if there is one."""
+    return _interpreter(version)
+
+
 @functools.cache
 def _interpreter(version: str) -> str | None:
     candidates = [shutil.which(f"python{version}"), *_pyenv_interpreters(version)]

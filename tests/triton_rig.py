@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: it decides there
+if "triton" not in sys.modules:  # it is decided for good when triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 import triton
@@ -64,24 +65,45 @@ def enforcing(pins: dict[str, Any], on_miss: str = "fallback") -> Iterator[Rig]:
 
 
 @contextlib.contextmanager
+def unpatched() -> Iterator[None]:
+    """Triton as it is without a chooser, for a while."""
+    patched = _methods()
+    _put_back(_ORIGINAL)
+    try:
+        yield
+    finally:
+        _put_back(patched)
+
+
+@contextlib.contextmanager
 def _patched(policy: Policy) -> Iterator[Rig]:
     lines: list[dict[str, Any]] = []
     chooser = Chooser(policy, lines.append)
-    saved = [
-        (kind, name, vars(kind)[name])
-        for kind in (autotuner.Autotuner, autotuner.Heuristics)
-        for name in _PATCHED
-        if name in vars(kind)
-    ]
-    compile_before = triton.compiler.compile
+    before = _methods()
     room.patch(autotuner, chooser)
     room.patch_compile(triton.compiler, chooser)
     try:
         yield Rig(chooser, lines)
     finally:
-        triton.compiler.compile = compile_before
-        for kind, name, original in saved:
-            setattr(kind, name, original)
+        _put_back(before)
+
+
+def _methods() -> list[tuple[Any, str, Any]]:
+    found = [
+        (kind, name, vars(kind)[name])
+        for kind in (autotuner.Autotuner, autotuner.Heuristics)
+        for name in _PATCHED
+        if name in vars(kind)
+    ]
+    return [*found, (triton.compiler, "compile", triton.compiler.compile)]
+
+
+def _put_back(methods: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, original in methods:
+        setattr(owner, name, original)
+
+
+_ORIGINAL = _methods()
 
 
 def pins_of(lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -125,10 +125,12 @@ def _path_of(node: ast.AST) -> Optional[Tuple[str, ...]]:
 def _resolve(path: Tuple[str, ...], scope: Dict[str, Any]) -> Any:
     value = scope.get(path[0], _MISSING)
     for name in path[1:]:
-        if _is_tritons_own(value) or value is _MISSING:
+        if value is _MISSING:
             return _MISSING
         if _constant_text(value) is not None:  # `CONST.value`, a method of a constant
             return value
+        if _is_tritons_own(value):
+            return _MISSING
         value = getattr(value, name, _MISSING)
     return value
 
