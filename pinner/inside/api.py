@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from . import faults, session
+from . import session
 
 if TYPE_CHECKING:
     from typing import Any, Optional
@@ -46,6 +46,3 @@ def enforce(pins: str) -> None:
     from . import activate
 
     activate.enforce_pins(os.path.abspath(pins))
-
-
-__all__ = ["enforce", "faults", "fingerprint"]

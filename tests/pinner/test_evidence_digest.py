@@ -337,6 +337,13 @@ class TestRefusals:
             digest(value)
 
     @pytest.mark.gpu
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+    def test_where_a_tensor_lies_does_not_count(self, dtype: torch.dtype) -> None:
+        value = some_bytes(dtype, 48).reshape(6, 8)
+        assert digest(value.cuda()) == digest(value)
+        assert digest(value.cuda().t()[1:5]) == digest(value.t()[1:5])
+
+    @pytest.mark.gpu
     def test_a_cuda_graph_that_is_being_captured(self) -> None:
         value = torch.ones(4, device="cuda")
         graph = torch.cuda.CUDAGraph()
