@@ -89,7 +89,7 @@ def numpy(version: str) -> Layer:
         file = place / f"numpy-{version}.tar.gz"
         if not file.exists():
             with zipfile.ZipFile(_download("numpy", version, place / "wheels")) as wheel:
-                names = [name for name in wheel.namelist() if not name.endswith("/")]
+                names = [n for n in wheel.namelist() if not n.endswith("/") and "/tests/" not in n]
                 _write(file, {f"{SITE}/{name}": wheel.read(name) for name in names})
     return _described(file)
 
