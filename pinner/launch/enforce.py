@@ -29,6 +29,11 @@ from pinner.stack import allowed_in_vain
 REFUSED = 96
 BROKEN = 97
 
+_TUNES_APART = (
+    "--on-miss tune is for one process, found a world of {world}: ranks would tune apart; "
+    "record the keys that were missed, or take --on-miss fallback"
+)
+
 Say = Callable[[str], None]
 
 
@@ -99,6 +104,7 @@ def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     try:
         lock, digest = load(options.lock, allow_draft=options.allow_draft, allow=options.allow)
         _check_command(options)
+        _check_alone(options)
     except LockRefused as error:
         return Outcome(REFUSED, (str(error),))
     temporary = options.folder is None
@@ -160,6 +166,13 @@ def _check_command(options: Options) -> None:
             raise LockRefused(f"the command cannot be pinned: {obstacle.text}")
 
 
+def _check_alone(options: Options) -> None:
+    """Ranks that tune would tune apart."""
+    world = ledger.layout()["world"] or 1
+    if options.on_miss == "tune" and world > 1:
+        raise LockRefused(_TUNES_APART.format(world=world))
+
+
 def _settings(options: Options, environ: Mapping[str, str]) -> Settings:
     return Settings(
         mode="enforce",
@@ -200,10 +213,7 @@ def _broken(options: Options, run: Run, coverage: Coverage) -> list[str]:
         found.append(f"{coverage.count(name)} {name}: {', '.join(kernels)}: {'; '.join(texts)}")
     worlds = [ledger.process.world for ledger in run.ledgers if ledger.process.world is not None]
     if options.on_miss == "tune" and max([1, *worlds]) > 1:
-        found.append(
-            f"--on-miss tune is for one process, found a world of {max(worlds)}: ranks would tune "
-            "apart; record the keys that were missed, or take --on-miss fallback"
-        )
+        found.append(_TUNES_APART.format(world=max(worlds)))
     return found
 
 

@@ -28,8 +28,8 @@ _LEDGER_NAME = re.compile(r"-(\d+)-[0-9a-zA-Z]+\.jsonl$")
 LEDGER_GRACE_S = 5.0
 # Programs of torch's own that load its library and compute nothing.
 _HELPERS = ("torch_shm_manager",)
-# Looking may take this share of the time between two looks.
-_SHARE = 0.02
+# Looking may take this share of one CPU.
+_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Watch:
     """Follows a process and its descendants; `look` from time to time, `findings` at the end.
 
     session, inject: what PINNER_SESSION and PYTHONPATH of a process under pinner hold.
-    ledger: the folder of ledgers. proc: where /proc is. clock: seconds.
+    ledger: the folder of ledgers. proc: where /proc is. clock, spent: seconds, and those of CPU.
     """
 
     root: int
@@ -100,6 +100,7 @@ class Watch:
     ledger: Path
     proc: Path = Path("/proc")
     clock: Callable[[], float] = time.monotonic
+    spent: Callable[[], float] = time.thread_time
     _seen: dict[tuple[int, str, tuple[str, ...]], _Seen] = field(default_factory=dict)
     _family: dict[int, _Status] = field(default_factory=dict)
     _foreign: set[int] = field(default_factory=set)
@@ -107,14 +108,14 @@ class Watch:
 
     def look(self) -> None:
         """One look; skipped where the last one was so slow that it would be felt."""
-        begun = self.clock()
+        begun, spent = self.clock(), self.spent()
         if begun < self._rest_until:
             return
         pids = _ledger_pids(self.ledger)
         pinned = self._pinned_images(pids)
         for pid, status in self._relatives().items():
             self._look_at(pid, status, begun, taking_part=pid in pids or status.image in pinned)
-        self._rest_until = begun + (self.clock() - begun) / _SHARE
+        self._rest_until = begun + (self.spent() - spent) / _SHARE
 
     def descendants(self) -> tuple[int, ...]:
         """The process ids below the root that live now."""

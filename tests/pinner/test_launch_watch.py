@@ -83,6 +83,7 @@ class Scene:
             inject=INJECT,
             ledger=self.ledger,
             clock=self.clock,
+            spent=lambda: 0.0,
         )
 
     def report(self, pid: int) -> None:
@@ -263,14 +264,18 @@ def test_a_slow_look_is_followed_by_a_rest(scene: Scene) -> None:
     """On a machine where looking takes long it may not take more than its share."""
     process = scene.python(LOADS, "-I")
     watch = scene.watch(process)
-    ticks = iter([0.0, 0.5])  # the first look takes half a second
-    watch.clock = lambda: next(ticks, 1.0)
+    spent = iter([0.0, 0.5])  # the first look takes half a second of CPU time
+    watch.spent = lambda: next(spent, 1.0)
     watch.look()
-    assert watch.findings()
-    found = len(watch._seen)
-    scene.report(process.pid)
-    watch.look()  # 1 s after: still resting
-    assert len(watch._seen) == found
+    (found,) = watch.findings()
+    os.kill(found.pid, signal.SIGKILL)
+    watch.root = scene.python(LOADS, "-I").pid
+    scene.clock.now += 5
+    watch.look()
+    assert watch.findings() == (found,), "it still rests"
+    scene.clock.now += 6
+    watch.look()
+    assert len(watch.findings()) == 2
 
 
 def _parent(pid: int) -> int:
