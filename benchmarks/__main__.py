@@ -1,7 +1,8 @@
-"""Runs every benchmark, each in a process of its own: `python -m benchmarks [NAME…]`."""
+"""Runs benchmarks, each in a process of its own: `python -m benchmarks [--quick] [NAME…]`."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -10,9 +11,11 @@ ALL = ("lockfile", "startup", "triton_calls")
 
 def main() -> int:
     """Run the named benchmarks, or all; the exit code is that of the first that failed."""
-    for name in sys.argv[1:] or ALL:
+    names = [name for name in sys.argv[1:] if name != "--quick"]
+    environment = dict(os.environ, PINNER_BENCH_QUICK="1") if "--quick" in sys.argv else None
+    for name in names or ALL:
         print(f"== {name}", flush=True)
-        code = subprocess.call([sys.executable, "-m", f"benchmarks.{name}"])
+        code = subprocess.call([sys.executable, "-m", f"benchmarks.{name}"], env=environment)
         if code:
             return code
     return 0

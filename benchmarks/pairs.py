@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 
 def in_turn(things: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each thing in each round; the first round warms up and is left out."""
+    """Seconds of each thing in each round; the first round warms up and is left out.
+
+    PINNER_BENCH_QUICK (`python -m benchmarks --quick`) makes it three rounds.
+    """
+    if os.environ.get("PINNER_BENCH_QUICK"):
+        rounds = min(rounds, 3)
     times: dict[str, list[float]] = {name: [] for name in things}
     for number in range(rounds + 1):
         for name, thing in things.items():

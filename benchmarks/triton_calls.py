@@ -22,6 +22,12 @@ from tests.fakes import noop_driver
 
 CALLS = 2000
 ROUNDS = 15
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def buffers():
+    """What the kernel reads and writes."""
+    return torch.randn(4096, device=DEVICE), torch.zeros(8, device=DEVICE)
 
 
 def once(kernel_call, quantiles):
@@ -32,7 +38,7 @@ def once(kernel_call, quantiles):
 
 def decided_calls() -> None:
     """The steady state: the decision is made, the kernel compiled."""
-    x, out = torch.randn(4096), torch.zeros(8)
+    x, out = buffers()
     plain = rig.fresh_kernels()
     plain.total[(1,)](x, out, 4096)
     with rig.observing() as observed:
@@ -64,7 +70,7 @@ def decided_calls() -> None:
 
 def first_calls() -> None:
     """The first call of a kernel in a process whose compile cache is warm."""
-    x, out = torch.randn(4096), torch.zeros(8)
+    x, out = buffers()
 
     def first(autotuner):
         autotuner.cache = {}
@@ -107,8 +113,11 @@ def first_calls() -> None:
 
 def main() -> None:
     """Measure and print."""
-    noop_driver.install(once)
-    print(f"triton {triton.__version__}, a driver that launches nothing")
+    if DEVICE == "cuda":
+        print(f"triton {triton.__version__}, {torch.cuda.get_device_name()}")
+    else:
+        noop_driver.install(once)
+        print(f"triton {triton.__version__}, a driver that launches nothing")
     decided_calls()
     first_calls()
 

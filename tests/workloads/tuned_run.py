@@ -1,6 +1,7 @@
-"""A run that tunes Triton kernels and leaves evidence, under Triton's interpreter.
+"""A run that tunes Triton kernels and leaves evidence: in Triton's interpreter, or on a GPU.
 
 Faults and timings are planted by environment variables:
+DEVICE=cpu|cuda                   where (default cpu: the interpreter)
 TIMER=shuffled|inverted|near_tie  the benchmark lies; the default is pinner's own wall clock
 TIMER_SEED=N                      … the same way each time
 ORDER=reversed                    the kernels are called in another order
@@ -19,7 +20,7 @@ import os
 import random
 import signal
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TRITON_INTERPRET"] = "1" if os.environ.get("DEVICE", "cpu") == "cpu" else "0"
 
 import torch
 from triton.runtime import driver
@@ -27,6 +28,8 @@ from triton.runtime import driver
 import pinner
 from tests.fakes import timers
 from tests.workloads import kernels, racy_kernel
+
+DEVICE = os.environ.get("DEVICE", "cpu")
 
 
 class BenchmarkOnly:
@@ -43,8 +46,10 @@ class BenchmarkOnly:
 def step(number: int) -> None:
     """One step: every kernel once, each output fingerprinted."""
     generator = torch.Generator().manual_seed(number)
-    x, noise = torch.randn(1024, generator=generator) * 1000, torch.zeros(1)
-    outs = {name: torch.zeros(8) for name in ("total", "several", "n", "m", "flag", "one", "racy")}
+    x = (torch.randn(1024, generator=generator) * 1000).to(DEVICE)
+    noise = torch.zeros(1, device=DEVICE)
+    names = ("total", "several", "n", "m", "flag", "one", "racy")
+    outs = {name: torch.zeros(8, device=DEVICE) for name in names}
     calls = [
         lambda: kernels.total[(1,)](x, outs["total"], 1024),
         lambda: kernels.several_keys[(8,)](x, outs["several"], rows=8, n=128),
@@ -69,7 +74,10 @@ def lie_about_time() -> None:
         seed = int(os.environ.get("TIMER_SEED", random.randrange(2**32)))
         seed += int(os.environ.get("RANK", "0"))
         benchmark = timers.inverted() if timer == "inverted" else getattr(timers, timer)(seed)
-        driver.set_active(BenchmarkOnly(benchmark))
+        if DEVICE == "cpu":
+            driver.set_active(BenchmarkOnly(benchmark))
+        else:
+            driver.active.get_benchmarker = lambda: benchmark
 
 
 def main() -> None:
