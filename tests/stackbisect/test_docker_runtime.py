@@ -353,6 +353,7 @@ def test_an_image_that_cannot_start_is_untestable(
         result = runtime().run(each, job())
         assert result.status == "untestable"
         assert said in result.reason
+        assert result.facts["entrypoint"] == (["/gone"] if each is broken else [])
 
 
 def test_a_device_or_driver_that_is_missing_is_untestable_in_the_engines_words(
@@ -622,6 +623,20 @@ def test_the_difference_of_two_images_is_read_without_running_them(
     packages = json.loads(cached[0].read_text())["packages"]
     assert {"libc6", "python3"} <= set(packages)
     assert shared.difference(good, bad) == wanted
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.2, 0.4])
+def test_ctrl_c_while_images_are_read_leaves_no_container(
+    runtime: Make, plain: Candidate, delay: float
+) -> None:
+    shared = runtime()
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(50):
+            shared._images._contents.clear()
+            shared.difference(plain, plain)
+    timer.join()
 
 
 def test_pulled_images_keep_to_the_budget_and_nobody_elses_is_removed(

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stackbisect.probe import (
     Candidate,
     ContainerOptions,
-    Evidence,
     InfrastructureError,
     Job,
     ProbeResult,
@@ -27,9 +26,11 @@ from stackbisect.probe import (
 )
 from stackbisect.runtimes import container_options
 from stackbisect.runtimes.docker_engine import Engine, Stopped, Untestable
-from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer
+from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer, failed
 from stackbisect.runtimes.image_store import ImageStore
 from stackbisect.spaces import image_contents
+
+_T = TypeVar("_T")
 
 
 class DockerRuntime:
@@ -62,7 +63,7 @@ class DockerRuntime:
         self._lock = threading.Lock()
         self._swept = False
         self._closed = threading.Event()
-        self._attempts: set[_Attempt] = set()
+        self._tasks: set[_Task] = set()
 
     def describe(self) -> dict[str, Any]:
         """Return options and host; secrets hidden. Raises InfrastructureError without a daemon."""
@@ -78,37 +79,28 @@ class DockerRuntime:
         }
 
     def run(self, candidate: Candidate, job: Job) -> ProbeResult:
-        """Try one candidate. An interrupt passes through once the container is gone.
-
-        The work is done in a thread of its own: there no KeyboardInterrupt can fall between the
-        moment the daemon makes a container and the moment its id is known here.
-        """
-        attempt = _Attempt(candidate, job)
-        with self._lock:
-            self._attempts.add(attempt)
+        """Try one candidate. An interrupt passes through once the container is gone."""
+        started = time.time()
+        for file in (job.log, job.stdout):
+            file.touch()  # there to be read, also where no command ever ran
+        status: Status = "infrastructure"
         try:
-            threading.Thread(target=self._work, args=(attempt,), daemon=True).start()
-            while not attempt.ended.wait(1):
-                pass
-        except BaseException:
-            attempt.stopped.set()
-            attempt.wait_for_container()
-            raise
-        finally:
-            with self._lock:
-                self._attempts.discard(attempt)
-        if attempt.error is not None:
-            raise attempt.error
-        return attempt.result or _failed(attempt, "infrastructure", "the bisection was stopped")
+            return self._apart(lambda task: self._probe(candidate, job, task))
+        except Untestable as error:
+            status, reason = "untestable", str(error)
+        except Stopped:
+            reason = "the bisection was stopped while this probe was under way"
+        except (InfrastructureError, OSError) as error:
+            reason = str(error)
+        facts = {"reference": candidate.details.get("reference")}
+        return failed(status, reason, facts, started, job)
 
     def difference(self, good: Candidate, bad: Candidate) -> image_contents.Difference:
         """Return what differs between two images; pulls one that is gone."""
-        with self._engine() as engine:
-            found = [
-                self._images.contents(engine, candidate, self._closed.is_set)
-                for candidate in (good, bad)
-            ]
-        return image_contents.difference(found[0], found[1])
+        try:
+            return self._apart(lambda task: self._difference(good, bad, task))
+        except (Untestable, Stopped) as error:
+            raise InfrastructureError(str(error) or "the bisection was stopped") from error
 
     def clean(self) -> int:
         """Remove every container of this bisection, running or not; return their number."""
@@ -122,46 +114,70 @@ class DockerRuntime:
         """Stop the probes that are under way and wait until their containers are gone."""
         self._closed.set()
         with self._lock:
-            attempts = list(self._attempts)
-        for attempt in attempts:
-            attempt.wait_for_container()
+            tasks = list(self._tasks)
+        for task in tasks:
+            task.wait_for_container()
 
-    def _work(self, attempt: _Attempt) -> None:
-        """Make one probe; its end is in `attempt.result`, or in `error` if nobody foresaw it."""
-        try:
-            with self._engine() as engine:
-                attempt.result = self._probe(engine, attempt)
-        except Stopped:
-            pass
-        except Untestable as error:
-            attempt.result = _failed(attempt, "untestable", str(error))
-        except (InfrastructureError, OSError) as error:
-            attempt.result = _failed(attempt, "infrastructure", str(error))
-        except BaseException as error:
-            attempt.error = error
-        finally:
-            attempt.ended.set()
+    def _apart(self, work: Callable[[_Task], _T]) -> _T:
+        """Do `work` in a thread of its own; what it raises is raised here.
 
-    def _probe(self, engine: Engine, attempt: _Attempt) -> ProbeResult:
-        def stopped() -> bool:
-            return attempt.stopped.is_set() or self._closed.is_set()
+        There no KeyboardInterrupt can fall between the moment the daemon makes a container and the
+        moment its id is known. An interrupt here tells the thread to stop and waits for it.
+        """
+        task = _Task(self._closed)
+        results: list[_T] = []
 
-        self._sweep_once(engine)
-        with self._images.use(engine, attempt.candidate, stopped) as image:
-            attempt.holds_container = True
-            probe = Probe(
-                setup=self._setup,
-                engine=engine,
-                reference=str(attempt.candidate.details["reference"]),
-                image=image,
-                job=attempt.job,
-                transfer=self._transfer_for(engine, attempt.job),
-                stopped=stopped,
-            )
+        def carry_out() -> None:
             try:
-                return probe.run()
+                results.append(work(task))
+            except BaseException as error:
+                task.error = error
             finally:
-                self._transfer = probe.transfer
+                task.ended.set()
+
+        with self._lock:
+            self._tasks.add(task)
+        try:
+            threading.Thread(target=carry_out, daemon=True).start()
+            while not task.ended.wait(1):
+                pass
+        except BaseException:
+            task.told.set()
+            task.wait_for_container()
+            raise
+        finally:
+            with self._lock:
+                self._tasks.discard(task)
+        if task.error is not None:
+            raise task.error
+        return results[0]
+
+    def _probe(self, candidate: Candidate, job: Job, task: _Task) -> ProbeResult:
+        with self._engine() as engine:
+            self._sweep_once(engine)
+            with self._images.use(engine, candidate, task.stopped) as image:
+                task.holds_container = True
+                probe = Probe(
+                    setup=self._setup,
+                    engine=engine,
+                    reference=str(candidate.details["reference"]),
+                    image=image,
+                    job=job,
+                    transfer=self._transfer_for(engine, job),
+                    stopped=task.stopped,
+                )
+                try:
+                    return probe.run()
+                finally:
+                    self._transfer = probe.transfer
+
+    def _difference(
+        self, good: Candidate, bad: Candidate, task: _Task
+    ) -> image_contents.Difference:
+        task.holds_container = True
+        with self._engine() as engine:
+            found = [self._images.contents(engine, each, task.stopped) for each in (good, bad)]
+        return image_contents.difference(found[0], found[1])
 
     def _transfer_for(self, engine: Engine, job: Job) -> Transfer:
         if self._transfer != "auto":
@@ -190,24 +206,25 @@ class DockerRuntime:
 
 
 @dataclass(eq=False)
-class _Attempt:
-    """One probe under way in a thread.
+class _Task:
+    """Work under way in a thread. `closed` is the runtime's, `told` is this task's own.
 
     `holds_container` is set before the daemon is asked to make one. `ended` is an event because an
     interrupted `Thread.join` takes a thread that runs for one that has ended (Python up to 3.12).
     """
 
-    candidate: Candidate
-    job: Job
-    stopped: threading.Event = field(default_factory=threading.Event)
+    closed: threading.Event
+    told: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    started: float = field(default_factory=time.time)
     holds_container: bool = False
-    result: ProbeResult | None = None
     error: BaseException | None = None
 
+    def stopped(self) -> bool:
+        """True where the work should end."""
+        return self.told.is_set() or self.closed.is_set()
+
     def wait_for_container(self) -> None:
-        """Wait until an attempt that was told to stop has removed its container.
+        """Wait until work that was told to stop has removed its container.
 
         Another interrupt changes nothing: removal takes a moment, and a container that stays
         behind may hold GPUs for days.
@@ -217,20 +234,6 @@ class _Attempt:
             with contextlib.suppress(KeyboardInterrupt):
                 if self.ended.wait(0.2):
                     return
-
-
-def _failed(attempt: _Attempt, status: Status, reason: str) -> ProbeResult:
-    return ProbeResult(
-        status=status,
-        exit_code=None,
-        reason=reason,
-        evidence=Evidence(),
-        facts={"reference": attempt.candidate.details.get("reference")},
-        loaded={},
-        started=attempt.started,
-        ended=time.time(),
-        log=str(attempt.job.log),
-    )
 
 
 def _for_others(path: Path) -> bool:

@@ -24,7 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stackbisect.probe import ContainerOptions, InfrastructureError, Job, ProbeResult
+from stackbisect.probe import (
+    ContainerOptions,
+    Evidence,
+    InfrastructureError,
+    Job,
+    ProbeResult,
+    Status,
+)
 from stackbisect.runtimes import archive, caches, container_files, container_options, harvest
 from stackbisect.runtimes.container_output import OutputFile
 from stackbisect.runtimes.docker_engine import (
@@ -91,11 +98,17 @@ class Probe:
     def run(self) -> ProbeResult:
         """Run the job's command in a fresh container of the image.
 
-        Raises Untestable, InfrastructureError or Stopped; the container is gone in any case but
-        that of a daemon that does not answer.
+        Raises InfrastructureError or Stopped; the container is gone in any case but that of a
+        daemon that does not answer.
         """
         started = time.time()
         hidden = self._pythonpath()
+        try:
+            return self._run(started, hidden)
+        except Untestable as error:
+            return failed("untestable", str(error), self._facts(hidden), started, self.job)
+
+    def _run(self, started: float, hidden: str | None) -> ProbeResult:
         _write_hidden(self.job.session, hidden)
         if self.transfer != "copy":
             _open_up(self.job.session)
@@ -151,7 +164,8 @@ class Probe:
         settings: dict[str, Any] = {
             "Cmd": list(self.job.command),
             "Env": [f"{name}={value}" for name, value in env.items()],
-            "Labels": self.setup.labels(self.job.session.name),
+            "Labels": self.setup.labels(self.job.session.parent.name),
+            "Healthcheck": {"Test": ["NONE"]},  # the image's would run beside the command
             "HostConfig": {
                 **host,
                 "Mounts": [*host["Mounts"], *own],
@@ -314,6 +328,23 @@ class _Follower(threading.Thread):
                 self.complete = True
             finally:
                 engine.close()
+
+
+def failed(
+    status: Status, reason: str, facts: Mapping[str, Any], started: float, job: Job
+) -> ProbeResult:
+    """The result of a probe whose command did not come to an end by itself."""
+    return ProbeResult(
+        status=status,
+        exit_code=None,
+        reason=reason,
+        evidence=Evidence(),
+        facts=facts,
+        loaded={},
+        started=started,
+        ended=time.time(),
+        log=str(job.log),
+    )
 
 
 def _reason(ending: Ending, left: harvest.Harvest) -> str:
