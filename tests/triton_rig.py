@@ -21,8 +21,7 @@ import triton.compiler
 from triton.runtime import autotuner
 
 from pinner.inside import values
-from pinner.inside.choosers import triton as room
-from pinner.inside.choosers.triton import versions
+from pinner.inside.choosers.triton import hooks, versions
 from pinner.inside.choosers.triton.chooser import Chooser, Policy
 
 VERSION = versions.version_of(triton.__version__)
@@ -80,8 +79,8 @@ def _patched(policy: Policy) -> Iterator[Rig]:
     lines: list[dict[str, Any]] = []
     chooser = Chooser(policy, lines.append)
     before = _methods()
-    room.patch(autotuner, chooser)
-    room.patch_compile(triton.compiler, chooser)
+    hooks.patch(autotuner, chooser)
+    hooks.patch_compile(triton.compiler, chooser)
     try:
         yield Rig(chooser, lines)
     finally:

@@ -59,9 +59,9 @@ def _facts_at_first_line() -> None:
 
 
 def _install_triton(module: ModuleType) -> None:
-    from .choosers import triton
+    from .choosers.triton import hooks
 
-    triton.install(module)
+    hooks.install(module)
 
 
 def _install_optimizer(module: ModuleType) -> None:

@@ -18,8 +18,7 @@ import triton
 import triton.compiler
 from triton.runtime import autotuner
 
-from pinner.inside.choosers import triton as room
-from pinner.inside.choosers.triton import versions
+from pinner.inside.choosers.triton import hooks, versions
 from pinner.inside.choosers.triton.chooser import Chooser, Policy
 from tests.fakes import noop_driver, timers
 
@@ -30,8 +29,8 @@ def main(out: str, mode: str = "observe", pins: str = "", kernels: str = "") -> 
     lines: list[dict] = []
     version = versions.version_of(triton.__version__)
     chooser = Chooser(Policy(mode == "enforce", "fallback", locked.get, version), lines.append)
-    room.patch(autotuner, chooser)
-    room.patch_compile(triton.compiler, chooser)
+    hooks.patch(autotuner, chooser)
+    hooks.patch_compile(triton.compiler, chooser)
     counted = timers.Counted(timers.shuffled(5))
     noop_driver.install(counted)
     if kernels:

@@ -1,4 +1,4 @@
-"""The Triton chooser: `install` puts it into `triton.runtime.autotuner` right after its import."""
+"""Puts the chooser into `triton.runtime.autotuner` right after its import, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,29 +13,35 @@ _chooser: Optional[Chooser] = None
 
 
 def install(autotuner: Any) -> None:
-    """Patch the module `triton.runtime.autotuner`. Does nothing without a session."""
-    global _chooser
-    current = session.current()
-    if current is None or _chooser is not None:
+    """Patch `triton.runtime.autotuner`, each time it is executed. Without a session: nothing."""
+    active = session.current()
+    if active is None:
         return
+    chooser = _chooser_of(active)
+    patch(autotuner, chooser)
+    if active.replay:
+        replay.install(autotuner.Autotuner, chooser)
+
+
+def _chooser_of(active: session.Session) -> Chooser:
+    """The chooser of this process, with everything that is set up once."""
+    global _chooser
+    if _chooser is not None:
+        return _chooser
     import triton
 
-    enforcing = current.mode == "enforce"
     policy = Policy(
-        enforcing,
-        current.on_miss,
-        pins.triton_kernel if enforcing else _no_kernel,
+        active.enforcing,
+        active.on_miss,
+        pins.triton_kernel if active.enforcing else _no_kernel,
         versions.version_of(triton.__version__),
     )
     _chooser = Chooser(policy, _write)
-    patch(autotuner, _chooser)
     imports.after("triton.compiler", functools.partial(patch_compile, chooser=_chooser))
     ledger.at_exit(_chooser.sweep)
-    if enforcing:
-        for module in sorted(pins.modules()):
-            imports.after(module, functools.partial(_check_module, _chooser))
-    if current.replay:
-        replay.install(autotuner.Autotuner, _chooser)
+    for module in sorted(pins.modules()) if active.enforcing else ():
+        imports.after(module, functools.partial(_check_module, _chooser))
+    return _chooser
 
 
 def patch(autotuner: Any, chooser: Chooser) -> None:
