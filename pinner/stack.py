@@ -6,10 +6,12 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pinner.inside.facts import DISTRIBUTIONS, PTXAS_VARIABLES
 from pinner.inside.stack_rules import (
     ABSENT,
     ONLY_WHEN_LOADED,
     SEPARATOR,
+    SOFT,
     Mismatch,
     differences,
     evidence_from_cpu,
@@ -75,9 +77,23 @@ def notes(locked: Stack, here: Mapping[str, Any]) -> tuple[Mismatch, ...]:
 
 
 def allowed_in_vain(locked: Stack, allow: Iterable[str]) -> tuple[str, ...]:
-    """One line for each name in ``allow`` that is no hard fact of the lock: most likely a slip."""
-    unknown = [name for name in allow if not any(named_by(field, [name]) for field in locked.hard)]
-    return tuple(_in_vain(name, list(locked.hard)) for name in unknown)
+    """One line for each name in ``allow`` that can be no hard fact: most likely a slip.
+
+    A fact that the lock lacks can be allowed too: it may be there now (``env:NCCL_ALGO``).
+    """
+    return tuple(
+        _in_vain(name, list(locked.hard))
+        for name in allow
+        if not any(named_by(field, [name]) for field in locked.hard) and not _may_appear(name)
+    )
+
+
+def _may_appear(name: str) -> bool:
+    """Whether a process can have a hard fact of this name that a lock lacks."""
+    if name in DISTRIBUTIONS or name in PTXAS_VARIABLES.values():
+        return True
+    kinds = ("env:", "cpu:", "loaded:", "gpu")
+    return name.startswith(kinds) and not named_by(name, SOFT)
 
 
 def _in_vain(name: str, fields: list[str]) -> str:

@@ -235,3 +235,21 @@ def test_decisions_of_flas_own_cache_are_reported_as_not_enforceable(tmp_path):
     read = codec.read_lock(tmp_path / "fla.toml")
     assert not read.run.complete
     assert kernel not in {e.kernel.rpartition(":")[2] for e in read.triton}
+
+
+def test_another_fp_fusion_is_another_stack_and_where_allowed_drift(tmp_path):
+    command = [sys.executable, "-m", "tests.workloads.compiled_run"]
+    made = record(tmp_path, command=command, TRITON_INTERPRET="0")
+    entries = codec.read_lock(made).triton
+    assert all(entry.code and entry.options["enable_fp_fusion"] is True for entry in entries)
+    fusion = {"TRITON_DEFAULT_FP_FUSION": "0", "TRITON_INTERPRET": "0"}
+    done, _ = enforce(tmp_path, made, command=command, **fusion)
+    assert done.returncode == 96
+    assert "env:TRITON_DEFAULT_FP_FUSION" in done.stderr
+    allow = ("--allow", "env:TRITON_DEFAULT_FP_FUSION")
+    done, report = enforce(tmp_path, made, *allow, command=command, **fusion)
+    assert done.returncode == 0, done.stderr
+    assert (report["used"], report["drifted"]) == (2, 2)
+    assert all("enable_fp_fusion" in e["text"] for e in report["entries"]["drifted"])
+    done, _ = enforce(tmp_path, made, *allow, "--on-miss", "error", command=command, **fusion)
+    assert done.returncode == 97
