@@ -141,7 +141,7 @@ def join(path: Path, settings: Settings, pins: str | None = None) -> SessionDir:
         os.rename(staged, path)
     except OSError as error:
         shutil.rmtree(staged, ignore_errors=True)
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise SessionError(
                 f"cannot make the folder of this run, {path}: {error.strerror or error}; "
                 "give a folder that can be written with --dir"

@@ -1,0 +1,187 @@
+"""What became of each locked choice, counted from ledgers; and who had to take part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinner.launch import participation
+from pinner.launch.coverage import FIELDS, cover
+from pinner.lockfile.ledgers import ProcessLedger, ProcessRecord, ledger_of
+from pinner.lockfile.schema import Lock, Run, TritonEntry
+
+SOURCE = "sha256:aa"
+
+
+def entry(n: Any, block: int = 32, kernel: str = "m:k") -> TritonEntry:
+    return TritonEntry(kernel, SOURCE, {"n": n}, {"BLOCK": block}, alternatives=3)
+
+
+def lock(*entries: TritonEntry) -> Lock:
+    return Lock(Run(("x",), "now", "0"), triton=entries)
+
+
+def choice(n: Any, how: str, block: int = 32, **more: Any) -> dict[str, Any]:
+    line = {"t": "choice", "chooser": "triton", "kernel": "m:k", "source": SOURCE, "key": {"n": n}}
+    return {**line, "config": {"BLOCK": block}, "alternatives": 3, "how": how, **more}
+
+
+def problem(kind: str, text: str = "why", **more: Any) -> dict[str, Any]:
+    line = {"t": "problem", "kind": kind, "chooser": "triton", "kernel": "m:k", "text": text}
+    return {**line, **more}
+
+
+def process(*lines: dict[str, Any], rank: int | None = 0, pid: int = 1) -> ProcessLedger:
+    header = {"t": "process", "pid": pid, "host": "h", "rank": rank, "world": 2, "argv": ["x"]}
+    found = ledger_of([header, *lines])
+    assert found is not None
+    return found
+
+
+def counts(made: Lock, *ledgers: ProcessLedger) -> dict[str, int]:
+    found = cover(made, ledgers)
+    return {name: found.count(name) for name in FIELDS if found.count(name)}
+
+
+def test_every_locked_entry_is_used_cached_or_unused() -> None:
+    ledger = process(choice(1, "forced"), choice(2, "disk"))
+    found = counts(lock(entry(1), entry(2), entry(3)), ledger)
+    assert found == {"locked": 3, "used": 1, "cached": 1, "unused": 1}
+
+
+def test_ranks_that_use_one_entry_are_one_use_with_two_names() -> None:
+    ledgers = [process(choice(1, "forced"), rank=rank, pid=rank) for rank in range(2)]
+    found = cover(lock(entry(1)), ledgers)
+    assert found.count("used") == 1
+    assert found.entries["used"][0]["processes"] == ["rank 0", "rank 1"]
+
+
+def test_one_rank_that_had_it_forced_makes_it_used_though_another_had_it_cached() -> None:
+    ledgers = [process(choice(1, "disk")), process(choice(1, "forced"), rank=1)]
+    assert counts(lock(entry(1)), *ledgers) == {"locked": 1, "used": 1}
+
+
+def test_true_and_one_are_two_keys() -> None:
+    assert counts(lock(entry(1)), process(choice(True, "forced"))) == {"locked": 1, "unused": 1}
+
+
+def test_a_key_that_shares_the_entry_of_its_twin_uses_it() -> None:
+    """`shared`: Triton's own key names no argument, so the entry of one of them decides both."""
+    locked = TritonEntry("m:k", SOURCE, {"x:dtype": "a", "y:dtype": "b"}, {"BLOCK": 32}, 3)
+    twin = {**choice(0, "shared"), "key": {"x:dtype": "b", "y:dtype": "a"}}
+    assert counts(lock(locked), process(twin)) == {"locked": 1, "used": 1}
+    assert counts(lock(locked), process({**twin, "how": "forced"})) == {"locked": 1, "unused": 1}
+
+
+def test_fallbacks_and_misses_are_counted_by_key() -> None:
+    ledger = process(
+        choice(7, "fallback"), choice(7, "fallback", 64), choice(8, "missed"), choice(9, "only")
+    )
+    assert counts(lock(), ledger) == {"fallback": 1, "missed": 1}
+
+
+def test_a_miss_that_was_an_error_is_a_miss() -> None:
+    assert counts(lock(), process(problem("missed", key={"n": 5}))) == {"missed": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("invalid", "invalid"),
+        ("elsewhere", "unenforceable"),
+        ("refused", "unenforceable"),
+        ("drift", "drifted"),
+    ],
+)
+def test_problems_have_their_fields(kind: str, field: str) -> None:
+    ledgers = [process(problem(kind)), process(problem(kind), rank=1)]
+    assert counts(lock(), *ledgers) == {field: 1}
+
+
+def test_an_invalid_entry_keeps_candidates_and_the_nearest() -> None:
+    line = problem("invalid", candidates=[{"BLOCK": 16}], nearest={"BLOCK": 16})
+    (found,) = cover(lock(), [process(line)]).entries["invalid"]
+    assert (found["candidates"], found["nearest"]) == ([{"BLOCK": 16}], {"BLOCK": 16})
+
+
+def test_notes_are_told_once() -> None:
+    line = choice(1, "forced", notes=["the candidate set grew from 3 to 4; still pinned"])
+    found = cover(lock(entry(1)), [process(line), process(line, problem("note", "x"), rank=1)])
+    assert found.notes == ("m:k: the candidate set grew from 3 to 4; still pinned", "m:k: x")
+
+
+def test_what_breaks_the_promise() -> None:
+    drifted = cover(lock(), [process(problem("drift"), problem("missed", key={"n": 1}))])
+    assert drifted.broken("fallback") == ()
+    assert drifted.broken("error") == ("missed", "drifted")
+    assert cover(lock(), [process(problem("invalid"))]).broken("fallback") == ("invalid",)
+
+
+def test_the_report_has_the_counts_and_what_is_behind_them() -> None:
+    report = cover(lock(entry(1)), [process(choice(1, "forced"))]).report()
+    assert [name for name in report if name != "entries"] == list(FIELDS)
+    assert {name: len(report["entries"][name]) for name in FIELDS} == {
+        name: report[name] for name in FIELDS
+    }
+
+
+def test_a_large_lock_is_covered_at_once() -> None:
+    """1,000 entries and 8 ranks; anything quadratic would be felt."""
+    import time
+
+    entries = [entry(n) for n in range(1000)]
+    ledgers = [process(*(choice(n, "forced") for n in range(1000)), rank=r) for r in range(8)]
+    begun = time.process_time()
+    assert counts(lock(*entries), *ledgers) == {"locked": 1000, "used": 1000}
+    assert time.process_time() - begun < 2.0
+
+
+def who(
+    rank: int | None, world: int | None = 2, argv: tuple[str, ...] = ("train.py",)
+) -> ProcessRecord:
+    return ProcessRecord(1, "h", rank, world, "r", argv, "")
+
+
+class TestWhoHadToTakePart:
+    def test_somebody(self) -> None:
+        assert participation.judge([]).missing == ("no process took part",)
+        assert participation.judge([who(None, None)]).complete
+
+    def test_every_rank_below_a_world_size_that_was_seen(self) -> None:
+        found = participation.judge([who(0, 4), who(2, 4)])
+        assert [line.split(" (")[0] for line in found.missing] == [
+            "rank 1 never reported",
+            "rank 3 never reported",
+        ]
+        assert (found.ranks, found.world) == ((0, 2), 4)
+
+    def test_a_world_that_shrank_asks_for_both(self) -> None:
+        assert participation.judge([who(0, 2), who(1, 2), who(0, 1)]).complete
+        assert len(participation.judge([who(0, 3), who(0, 1)]).missing) == 2
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            ("/opt/env/bin/torchrun", "--nproc_per_node", "2"),
+            ("/x/torch/distributed/run.py", "train.py"),
+            ("torch.distributed.run", "train.py"),
+        ],
+    )
+    def test_torchruns_agent_is_nobody(self, argv: tuple[str, ...]) -> None:
+        """It imports torch, and under srun it even has a rank: its node's."""
+        assert participation.judge([who(None, None, argv)]).processes == 0
+        found = participation.judge([who(0, 1, argv), who(0), who(1)])
+        assert (found.processes, found.complete) == (2, True)
+
+    def test_helpers_without_a_rank_never_count_as_missing(self) -> None:
+        assert participation.judge([who(0), who(1), who(None, None), who(None, None)]).complete
+
+    def test_expected_ranks_replace_the_world_size(self) -> None:
+        assert participation.judge([who(0, 8), who(1, 8)], expect=2).complete
+        assert len(participation.judge([who(0, 2), who(1, 2)], expect=4).missing) == 2
+        assert not participation.judge([who(None, None)], expect=2).complete
+
+    def test_a_rank_with_a_launcher_of_its_own_answers_for_itself(self) -> None:
+        assert participation.judge([who(3, 8)], own_rank=3).complete
+        assert not participation.judge([who(2, 8)], own_rank=3).complete
