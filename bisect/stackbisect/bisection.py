@@ -89,7 +89,10 @@ class Bisection:
         candidate = self.header.candidates[step.position]
         number = self.journal.start(candidate, step.attempt, self.clock())
         self.watcher.begins(candidate, number, step, probes_left(self.journal.record))
-        job = self._job(number)
+        try:
+            job = self._job(number)
+        except (OSError, session_dir.SessionError) as error:
+            raise InfrastructureError(f"cannot prepare a probe: {error}") from error
         try:
             result = self.runtime.run(candidate, job)
         finally:

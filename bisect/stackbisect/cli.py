@@ -71,6 +71,9 @@ def run(words: Sequence[str], world: World) -> int:
         return _fails(arguments, world, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        code = report.EXIT_CODES["infrastructure"]
+        return _fails(arguments, world, f"{error.filename or 'system'}: {error.strerror}", code)
     finally:
         world.watcher.close()
 

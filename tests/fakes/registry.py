@@ -7,11 +7,13 @@ answers to those of a real registry with the same content.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
+import ssl
 import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -118,6 +120,7 @@ class FakeRegistry:
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     tokens: dict[str, int] = field(default_factory=dict)
     token_requests: list[dict[str, str]] = field(default_factory=list)
+    issue: Callable[[], str] | None = None
 
     name = "team/train"
 
@@ -133,9 +136,11 @@ def digest_of(data: bytes) -> str:
 
 
 @contextmanager
-def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
-    """Run a registry on a loopback port until the block ends."""
+def serve(tls: ssl.SSLContext | None = None, **behaviour: Any) -> Iterator[FakeRegistry]:
+    """Run a registry on a loopback port until the block ends, over TLS where a context is given."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     host = f"127.0.0.1:{server.server_address[1]}"
     fake = FakeRegistry(host, Behaviour(**behaviour), Content())
     server.fake = fake  # type: ignore[attr-defined]
@@ -155,6 +160,11 @@ class _Handler(BaseHTTPRequestHandler):
     @property
     def fake(self) -> FakeRegistry:
         return self.server.fake  # type: ignore[attr-defined, no-any-return]
+
+    def handle(self) -> None:
+        """A client that breaks off (it tried TLS, say) is nothing to tell."""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -265,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not allowed:
             self._refuse(401, "UNAUTHORIZED", "incorrect username or password")
             return
-        token = f"token-{len(self.fake.tokens)}"
+        token = self.fake.issue() if self.fake.issue else f"token-{len(self.fake.tokens)}"
         self.fake.tokens[token] = self.fake.behaviour.token_uses
         body = json.dumps({"token": token, "expires_in": 60}).encode()
         self._answer(200, body, {"Content-Type": "application/json"})

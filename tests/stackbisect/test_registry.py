@@ -7,7 +7,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import socket
+import ssl
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -269,6 +273,76 @@ def test_the_platforms_manifest_is_picked_and_attestations_are_not() -> None:
     assert platforms(index) == ["linux/arm64/v8", "linux/amd64"]
 
 
+# -- TLS -------------------------------------------------------------------------------------------
+
+
+class Far(reference.Repository):
+    """A repository that is treated as if it were on another machine."""
+
+    @property
+    def loopback(self) -> bool:
+        """No."""
+        return False
+
+
+@pytest.fixture(name="authority", scope="module")
+def _authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for 127.0.0.1 that only itself vouches for."""
+    openssl = lanes.require_command("openssl", "openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        + ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.crt")]
+        + ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture(name="secure")
+def _secure(authority: Path) -> Iterator[fakes.FakeRegistry]:
+    """A stand-in registry that speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority / "ca.crt", authority / "key.pem")
+    with fakes.serve(tls=context, auth="basic") as fake:
+        fake.content.image("1.0")
+        yield fake
+
+
+def test_a_certificate_nobody_vouches_for_is_refused_before_a_login_is_sent(
+    secure: fakes.FakeRegistry, tmp_path: Path
+) -> None:
+    far = Far(secure.host, secure.name)
+    with pytest.raises(InfrastructureError, match="no trusted TLS connection"):
+        Registry(far, lambda: KNOWN, certificates=tmp_path).tags()
+    assert not secure.requests
+
+
+def test_an_authority_for_one_registry_is_trusted_as_docker_does(
+    secure: fakes.FakeRegistry, authority: Path, tmp_path: Path
+) -> None:
+    (tmp_path / secure.host).mkdir()
+    shutil.copy(authority / "ca.crt", tmp_path / secure.host / "ca.crt")
+    far = Far(secure.host, secure.name)
+    assert Registry(far, lambda: KNOWN, certificates=tmp_path).tags() == ["1.0"]
+
+
+def test_an_insecure_registry_is_still_asked_over_tls_where_it_speaks_it(
+    secure: fakes.FakeRegistry, tmp_path: Path
+) -> None:
+    far = Far(secure.host, secure.name)
+    reader = Registry(far, lambda: KNOWN, insecure=True, certificates=tmp_path)
+    assert reader.tags() == ["1.0"]
+
+
+def test_plain_http_is_refused_for_a_registry_on_another_machine(serve: Serve) -> None:
+    fake = serve(auth="basic")
+    with pytest.raises(InfrastructureError):
+        Registry(Far(fake.host, fake.name), lambda: KNOWN, sleep=lambda _: None).tags()
+    assert not fake.requests
+
+
 # -- names -----------------------------------------------------------------------------------------
 
 
@@ -440,6 +514,111 @@ def test_a_real_registry_with_a_login_is_read(tmp_path: Path) -> None:
         other = Registry(reference.parse(repository.reference), lambda login=refused: login)
         with pytest.raises(UsageError, match="docker login"):
             other.tags()
+
+
+class Issuer:
+    """Signs tokens that a real registry takes (distribution's token authentication)."""
+
+    def __init__(self, authority: Path) -> None:
+        self._authority = authority
+
+    def token(self, name: str, seconds: int) -> str:
+        """A token to pull from a repository for so long; negative is in the past."""
+        now = int(time.time())
+        der = ssl.PEM_cert_to_DER_cert((self._authority / "ca.crt").read_text())
+        header = {"typ": "JWT", "alg": "RS256", "x5c": [base64.b64encode(der).decode()]}
+        claims = {
+            "iss": "tests",
+            "sub": "tester",
+            "aud": "registry",
+            "exp": now + seconds,
+            "nbf": now - 3600,
+            "iat": now - 3600,
+            "jti": str(time.monotonic_ns()),
+            "access": [{"type": "repository", "name": name, "actions": ["pull", "push"]}],
+        }
+        text = b".".join(encoded_url(json.dumps(part).encode()) for part in (header, claims))
+        signature = subprocess.run(
+            ["openssl", "dgst", "-sha256", "-sign", str(self._authority / "key.pem")],
+            input=text,
+            capture_output=True,
+            check=True,
+        ).stdout
+        return (text + b"." + encoded_url(signature)).decode()
+
+
+def encoded_url(data: bytes) -> bytes:
+    """Base64 for addresses, without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+@pytest.mark.service
+def test_a_real_registry_takes_tokens_and_expired_ones_are_replaced(
+    authority: Path, tmp_path: Path, serve: Serve
+) -> None:
+    program = lanes.require_command("docker-registry", "docker-registry")
+    issuer = Issuer(authority)
+    tokens = serve(auth="token")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    token_auth = {
+        "realm": f"http://{tokens.host}/token",
+        "service": "registry",
+        "issuer": "tests",
+        "rootcertbundle": str(authority / "ca.crt"),
+    }
+    settings = {
+        "version": 0.1,
+        "log": {"level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "data")}},
+        "http": {"addr": host},
+        "auth": {"token": token_auth},
+    }
+    (tmp_path / "registry.yml").write_text(json.dumps(settings))
+    # The stand-in's token service hands out what the real registry was told to trust.
+    lifetimes = iter([-600, *[600] * 10])
+    tokens.issue = lambda: issuer.token("team/train", next(lifetimes))
+    with subprocess.Popen([program, "serve", str(tmp_path / "registry.yml")]) as running:
+        try:
+            wait_until_up(host)
+            pushed = Pushed(host, issuer.token("team/train", 600))
+            images.Repository(pushed, "team/train").push("1.0", images.Image(with_base=False))
+            repository = reference.parse(f"{host}/team/train")
+            reader = Registry(repository, lambda: KNOWN)
+            with pytest.raises(UsageError, match="docker login"):
+                reader.tags()  # its first token is old already, and there is but one try
+            assert reader.tags() == ["1.0"]
+            reader._authorization = f"Bearer {issuer.token('team/train', -600)}"
+            assert reader.manifest("1.0").media_type == images.MANIFEST
+            assert len(tokens.token_requests) == 3
+        finally:
+            running.terminate()
+
+
+class Pushed(services.RegistryService):
+    """A registry one pushes to with a token."""
+
+    def __init__(self, host: str, token: str) -> None:
+        super().__init__(host, False)
+        object.__setattr__(self, "token", token)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The token."""
+        return {"Authorization": f"Bearer {self.token}"}  # type: ignore[attr-defined]
+
+
+def wait_until_up(host: str) -> None:
+    """Wait until something answers there."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            requests.get(f"http://{host}/v2/", timeout=5)
+            return
+        except requests.ConnectionError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 @pytest.mark.service

@@ -107,11 +107,11 @@ class VenvRuntime:
         started = time.time()
         try:
             found = self._environment(candidate, job.log)
+            return self._run_in(found, candidate, job, started)
         except _Refused as refused:
             return _result("untestable", None, str(refused), started, job)
         except (InfrastructureError, OSError) as error:
             return _result("infrastructure", None, str(error), started, job)
-        return self._run_in(found, candidate, job, started)
 
     def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
         """Which distributions differ between two environments."""
@@ -223,18 +223,15 @@ class VenvRuntime:
         told.mkdir(parents=True, exist_ok=True)
         environ = self._command_environ(found, job, told)
         before = dict(_stamps(job))
-        try:
-            ended = process.run(
-                job.command,
-                environ,
-                job.workdir,
-                log=job.log,
-                stdout=job.stdout,
-                time_limit=job.time_limit,
-                secrets=self._secrets(environ),
-            )
-        except InfrastructureError as error:
-            return _result("infrastructure", None, str(error), started, job)
+        ended = process.run(
+            job.command,
+            environ,
+            job.workdir,
+            log=job.log,
+            stdout=job.stdout,
+            time_limit=job.time_limit,
+            secrets=self._secrets(environ),
+        )
         written = {name: path for name, path, stamp in _files(job) if before.get(name) != stamp}
         left = harvest.read(job.session, job.stdout, job.evidence, written)
         asked = _asked(found, self._package, candidate)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 
 from stackbisect.errors import UsageError
@@ -132,10 +133,11 @@ class Registry:
         if not self._insecure:
             return secure
         # As Docker does: TLS where the registry speaks it, so that no login goes in the clear.
+        proxies = requests.utils.get_environ_proxies(secure)
         try:
-            self._session.get(f"{secure}/v2/", timeout=_TIMEOUT_S)
+            self._session.get(f"{secure}/v2/", timeout=_TIMEOUT_S, proxies=proxies)
             return secure
-        except (requests.exceptions.SSLError, requests.exceptions.ConnectionError):
+        except requests.exceptions.RequestException:
             return f"http://{self._repository.address}"
 
     def _next(self, response: requests.Response) -> str | None:
@@ -363,6 +365,8 @@ def _session(address: str, insecure: bool, certificates: Path) -> requests.Sessi
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+        session.verify = False
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.mount("https://", _Adapter(context))
     return session
 
@@ -415,8 +419,8 @@ def _place(address: str) -> str:
     return urllib.parse.urlsplit(address).netloc.rpartition("@")[2]
 
 
-def _reason(error: Exception) -> str:
-    """The innermost words of a nested network error, without addresses."""
-    text = str(error)
-    match = re.search(r"\[(?:Errno|SSL)[^\]]*\][^'\")>]*", text)
-    return match[0].strip() if match else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """The innermost words of a nested network error; the outer ones hold whole addresses."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+    return f"{type(error).__name__}: {error}"
