@@ -186,7 +186,7 @@ def _who(active: session.Session, host: str) -> Dict[str, Any]:
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "host": host,
-        "argv": list(getattr(sys, "argv", [])),
+        "argv": _command_line(),
         "executable": sys.executable,
         "python": "%d.%d.%d" % sys.version_info[:3],
         "mode": active.mode,
@@ -196,6 +196,18 @@ def _who(active: session.Session, host: str) -> Dict[str, Any]:
     }
     line.update(layout())
     return line
+
+
+def _command_line() -> List[str]:
+    """Return sys.argv; a module by its name, which `sys.argv` lacks until its package was imported.
+
+    `python -m torch.distributed.run` imports torch, and so opens its ledger, before that.
+    """
+    argv = list(getattr(sys, "argv", []))
+    original: List[str] = getattr(sys, "orig_argv", [])  # Python 3.10
+    if argv[:1] != ["-m"] or "-m" not in original:
+        return argv
+    return original[original.index("-m") + 1 :][:1] + argv[1:]
 
 
 def _plain(host: str) -> str:
