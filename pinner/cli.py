@@ -123,6 +123,7 @@ def _record(arguments: argparse.Namespace) -> int:
         raise _Usage("--phase needs the folder that its launchers share: --dir SHARED")
     if not arguments.phase and (arguments.fresh or arguments.run_name):
         raise _Usage("--fresh and --run-name belong to --phase")
+    _check_out(arguments.out)
     options = record.Options(
         job=_job(arguments, () if sealing else _command(arguments)),
         out=arguments.out,
@@ -281,6 +282,13 @@ def _refuse_obstacles(arguments: argparse.Namespace) -> None:
     for obstacle in obstacles(arguments.cmd or ()):
         if obstacle.certain:
             raise _Usage(f"the command cannot be observed: {obstacle.text}")
+
+
+def _check_out(out: Path) -> None:
+    """A lock that cannot be written is told before the runs, not after them."""
+    folder = out.absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK) or out.is_dir():
+        raise _Usage(f"-o {out}: expected a file in a folder that can be written")
 
 
 def _no_command(arguments: argparse.Namespace) -> None:

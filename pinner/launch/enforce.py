@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pinner.launch.session_dir import OnMiss, Settings
 from pinner.launch.watch import Unpinned
 from pinner.lockfile.codec import read_lock_with_digest
 from pinner.lockfile.compiled import pins_text
-from pinner.lockfile.errors import LockError
+from pinner.lockfile.errors import LedgerError, LockError
 from pinner.lockfile.schema import Lock
 from pinner.stack import allowed_in_vain
 
@@ -38,7 +39,7 @@ Say = Callable[[str], None]
 
 
 class LockRefused(Exception):
-    """The lock cannot be enforced; nothing was started."""
+    """The command cannot run under the lock; nothing was started."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
         lock, digest = load(options.lock, allow_draft=options.allow_draft, allow=options.allow)
         _check_command(options)
         _check_alone(options)
+        _check_report(options)
     except LockRefused as error:
         return Outcome(REFUSED, (str(error),))
     temporary = options.folder is None
@@ -113,12 +115,33 @@ def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
         folder / "enforce", _settings(options, environ), pins_text(lock, digest)
     )
     seen = one_run.run(session, _job(options, lock), environ, say)
-    run = collect(session)
-    outcome = judged(options, lock, run, seen.ended.code)
-    if options.report is not None and outcome.coverage is not None:
-        replace_text(options.report, json.dumps(outcome.coverage.report(), indent=1) + "\n")
-    if temporary:
+    outcome = _judged_and_reported(options, lock, session, seen.ended.code)
+    if seen.survivors:
+        say(
+            f"note: {len(seen.survivors)} processes outlive the command; what they decide from now "
+            f"on is not counted, and the run's folder stays for them: {folder}"
+        )
+    elif temporary:
         shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def _judged_and_reported(
+    options: Options, lock: Lock, session: session_dir.SessionDir, code: int
+) -> Outcome:
+    """The outcome; the command has run, so whatever fails from here on is not a refusal."""
+    try:
+        outcome = judged(options, lock, collect(session), code)
+    except (LedgerError, OSError) as error:
+        text = f"broken pins: what the processes did cannot be read: {error}"
+        return Outcome(code or BROKEN, (text,), code)
+    if options.report is None or outcome.coverage is None:
+        return outcome
+    try:
+        replace_text(options.report, json.dumps(outcome.coverage.report(), indent=1) + "\n")
+    except OSError as error:
+        text = f"cannot write the report {options.report}: {error.strerror}"
+        return replace(outcome, lines=(text, *outcome.lines))
     return outcome
 
 
@@ -171,6 +194,15 @@ def _check_alone(options: Options) -> None:
     world = ledger.layout()["world"] or 1
     if options.on_miss == "tune" and world > 1:
         raise LockRefused(_TUNES_APART.format(world=world))
+
+
+def _check_report(options: Options) -> None:
+    """A report that cannot be written is told before the work, not after it."""
+    if options.report is None:
+        return
+    folder = options.report.absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LockRefused(f"the report cannot be written: {folder} is no folder for new files")
 
 
 def _settings(options: Options, environ: Mapping[str, str]) -> Settings:

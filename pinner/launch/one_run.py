@@ -21,6 +21,8 @@ from pinner.launch.watch import Unpinned, Watch
 
 # When to say that no process has reported yet.
 SILENCE_S = 60.0
+# How long helpers (multiprocessing's resource tracker, say) may take to end after the command.
+LAST_BREATH_S = 1.0
 # How often to look at the processes: at first, when most are started, and after some seconds.
 FIRST_LOOKS_S, FIRST_S, LATER_LOOKS_S = 0.1, 5.0, 0.5
 
@@ -42,11 +44,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Seen:
-    """How the run went, as far as this launcher can tell."""
+    """How the run went, as far as this launcher can tell.
+
+    survivors: processes that outlive the command; they still need the session's folder.
+    """
 
     ended: command.Ended
-    unpinned: tuple[Unpinned, ...] = ()
-    missing: tuple[str, ...] = ()
+    survivors: tuple[int, ...] = ()
 
 
 def run(
@@ -88,7 +92,7 @@ def run(
         missing=list(missing),
         unpinned=[item.to_json() for item in unpinned],
     )
-    return Seen(ended, unpinned, missing)
+    return Seen(ended, watching.survivors())
 
 
 class _Record:
@@ -153,6 +157,15 @@ class _Watching:
 
     def descendants(self) -> tuple[int, ...]:
         return () if self._watch is None else self._watch.descendants()
+
+    def survivors(self) -> tuple[int, ...]:
+        """Processes of the session that live on; helpers get a moment to notice the end."""
+        end = time.monotonic() + LAST_BREATH_S
+        while members := self._watch.members() if self._watch is not None else ():
+            if time.monotonic() > end:
+                return members
+            time.sleep(0.05)
+        return ()
 
     def findings(self) -> tuple[Unpinned, ...]:
         return () if self._watch is None else self._watch.findings()

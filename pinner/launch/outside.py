@@ -42,13 +42,16 @@ class Files:
         self._before = dict(_states(globs))
 
     def written(self) -> Written:
-        """The files that were made or written again since. Raises `OSError`."""
+        """The files that were made or written again since."""
         files: dict[str, tuple[int, str]] = {}
         missing = []
         for pattern in self._globs:
             changed = [(n, s) for n, s in _states([pattern]) if self._before.get(n) != s]
             for name, state in changed:
-                files[name] = (state[2], _digest(name))
+                try:
+                    files[name] = (state[2], _digest(name))
+                except OSError as error:
+                    missing.append(f"{name}: cannot be read: {error.strerror}")
             if not changed:
                 missing.append(self._describe(pattern))
         return Written(files, tuple(missing))

@@ -76,11 +76,14 @@ def record(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Records a lock and says how it went. Raises `SessionError`, `LedgerError`, `LockError`."""
     temporary = options.folder is None
     folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-record-"))
-    outcome = _Recording(options, folder, environ, say).outcome()
-    if temporary and outcome.exit == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif outcome.exit != 0:
+    recording = _Recording(options, folder, environ, say)
+    outcome = recording.outcome()
+    if outcome.exit != 0:
         say(f"the ledgers of the runs are in {folder}")
+    elif recording.survivors:
+        say(f"note: processes outlive the command; the runs' folders stay for them: {folder}")
+    elif temporary:
+        shutil.rmtree(folder, ignore_errors=True)
     return outcome
 
 
@@ -96,6 +99,7 @@ class _Recording:
         self._say = say
         self._own_rank = ledger.layout()["rank"]
         self._details: dict[str, Any] = {"runs": []}
+        self.survivors = False
 
     def outcome(self) -> Outcome:
         observed = self._observe()
@@ -147,6 +151,7 @@ class _Recording:
 
     def _run(self, session: SessionDir, environ: Mapping[str, str]) -> Run:
         seen = one_run.run(session, self._options.job, environ, self._say)
+        self.survivors |= bool(seen.survivors)
         found = collect(session)
         self._details["runs"].append(
             {

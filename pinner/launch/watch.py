@@ -21,7 +21,8 @@ from pinner.launch import command_line
 from pinner.launch.session_dir import SESSION
 
 _LIBRARIES = re.compile(rb"/(lib(?:torch|triton)[\w.+-]*\.so[\w.]*)")
-_LEDGER_NAME = re.compile(r"-(\d+)-[0-9a-zA-Z]+\.jsonl$")
+# HOST-PID-NONCE.jsonl, as inside/ledger.py names them.
+_LEDGER_NAME = re.compile(r"(.+)-(\d+)-[0-9a-zA-Z]+\.jsonl$")
 
 # A process that imports torch opens its ledger first. One that has torch loaded for this long
 # without a ledger, though its environment is right, was started in a way nobody foresaw.
@@ -75,11 +76,14 @@ class _Status:
 
 @dataclass
 class _Seen:
-    """What is known of one program in one process."""
+    """What is known of one program in one process.
 
+    pids: its process ids, here and in the namespaces it may live in.
+    """
+
+    pids: frozenset[int]
     argv: list[str]
     python: bool
-    image: tuple[str, ...]
     cause: str
     loaded: str = ""
     loaded_since: float | None = None
@@ -98,6 +102,7 @@ class Watch:
     session: str
     inject: str
     ledger: Path
+    host: str = field(default_factory=lambda: os.uname().nodename)
     proc: Path = Path("/proc")
     clock: Callable[[], float] = time.monotonic
     spent: Callable[[], float] = time.thread_time
@@ -111,35 +116,53 @@ class Watch:
         begun, spent = self.clock(), self.spent()
         if begun < self._rest_until:
             return
-        pids = _ledger_pids(self.ledger)
-        pinned = self._pinned_images(pids)
+        reported = self._reported_here()
+        pinned = self._pinned_images(reported)
         for pid, status in self._relatives().items():
-            self._look_at(pid, status, begun, taking_part=pid in pids or status.image in pinned)
+            self._look_at(pid, status, begun, pinned=status.image in pinned or pid in reported)
         self._rest_until = begun + (self.spent() - spent) / _SHARE
 
     def descendants(self) -> tuple[int, ...]:
         """The process ids below the root that live now."""
         return tuple(pid for pid in self._relatives() if pid != self.root)
 
+    def members(self) -> tuple[int, ...]:
+        """Every process that lives now and was started in this session, orphans too."""
+        wanted = f"{SESSION}={self.session}".encode()
+        listed = (int(name) for name in _names(self.proc) if name.isdigit())
+        return tuple(
+            pid
+            for pid in listed
+            if wanted in (_read(self.proc / str(pid) / "environ") or b"").split(b"\0")
+        )
+
     def reported(self) -> int:
         """How many processes have a ledger by now."""
-        return len(_ledger_pids(self.ledger))
+        return sum(1 for name in _names(self.ledger) if _LEDGER_NAME.match(name))
 
     def findings(self) -> tuple[Unpinned, ...]:
         """The processes that ran without pinner, those with torch or Triton first."""
-        pids = _ledger_pids(self.ledger)
-        pinned = self._pinned_images(pids)
+        reported = self._reported_here()
+        pinned = self._pinned_images(reported)
         found = []
         for (pid, _, image), seen in self._seen.items():
-            if pid in pids or image in pinned:
+            if seen.pids & reported or image in pinned:
                 continue  # forked from one that takes part: the chooser's hooks are in it
             cause = seen.cause or _unforeseen(seen)
             if cause and (seen.loaded or seen.python):
                 found.append(Unpinned(pid, _one_line(seen.argv), cause, seen.loaded))
         return tuple(sorted(found, key=lambda item: (not item.loaded, item.pid)))
 
-    def _pinned_images(self, pids: set[int]) -> set[tuple[str, ...]]:
-        return {image for pid, _, image in self._seen if pid in pids and image}
+    def _reported_here(self) -> set[int]:
+        """The process ids of this host that have a ledger."""
+        here = "".join(c if c.isalnum() or c in "._" else "_" for c in self.host)
+        matches = (_LEDGER_NAME.match(name) for name in _names(self.ledger))
+        return {int(match.group(2)) for match in matches if match and match.group(1) == here}
+
+    def _pinned_images(self, reported: set[int]) -> set[tuple[str, ...]]:
+        """What the processes that take part look like, so that their forks can be told."""
+        found = self._seen.items()
+        return {image for (_, _, image), seen in found if image and seen.pids & reported}
 
     def _relatives(self) -> dict[int, _Status]:
         """The root and its descendants.
@@ -163,7 +186,7 @@ class Watch:
         self._foreign |= alive.keys() - self._family.keys()
         return self._family
 
-    def _look_at(self, pid: int, status: _Status, moment: float, taking_part: bool) -> None:
+    def _look_at(self, pid: int, status: _Status, moment: float, pinned: bool) -> None:
         place = (pid, status.started, status.image)
         seen = self._seen.get(place)
         if seen is None:
@@ -171,7 +194,7 @@ class Watch:
             if seen is None:
                 return
             self._seen[place] = seen
-        if taking_part:
+        if pinned:
             return
         seen.loaded = seen.loaded or self._loaded(pid)
         if seen.loaded:
@@ -184,7 +207,8 @@ class Watch:
             return None  # gone, or on its way out
         executable = _link(self.proc / str(pid) / "exe") or argv[0]
         python = command_line.is_python(executable)
-        return _Seen(argv, python, status.image, self._cause(pid, argv if python else []))
+        cause = self._cause(pid, argv if python else [])
+        return _Seen(_pids(self.proc, pid), argv, python, cause)
 
     def _cause(self, pid: int, python_argv: list[str]) -> str:
         """Why the injection cannot work in this process, or ""."""
@@ -225,9 +249,11 @@ def _descends(pid: int, known: set[int], alive: Mapping[int, _Status]) -> bool:
     return False
 
 
-def _ledger_pids(folder: Path) -> set[int]:
-    matches = (_LEDGER_NAME.search(name) for name in _names(folder))
-    return {int(match.group(1)) for match in matches if match}
+def _pids(proc: Path, pid: int) -> frozenset[int]:
+    """A process's ids: a container without a host name of its own may still count from 1."""
+    text = (_read(proc / str(pid) / "status") or b"").decode("ascii", "replace")
+    match = re.search(r"^NSpid:([\s\d]*)$", text, re.MULTILINE)
+    return frozenset({pid, *map(int, match.group(1).split() if match else ())})
 
 
 def _names(folder: Path) -> list[str]:

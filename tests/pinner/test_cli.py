@@ -47,6 +47,7 @@ def pinner(recorded: Path, tmp_path: Path) -> Pinner:
         (["record", "--phase", "observe", "--", "true"], "--dir"),
         (["record", "--phase", "seal", "--dir", "d", "--", "true"], "runs nothing"),
         (["record", "--fresh", "--", "true"], "--phase"),
+        (["record", "-o", "no/folder/x.toml", "--", "true"], "-o no/folder/x.toml"),
         (["enforce", "--agree", "--", "true"], "--agree"),
         (["enforce", "--expect", "0", "--", "true"], "at least 1"),
         (["show", "--", "true"], "no `--`"),

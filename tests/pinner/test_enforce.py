@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -255,6 +256,11 @@ class TestWhoTakesPart:
     def test_a_program_without_python(self, pinner: Pinner) -> None:
         assert "no process took part" in self.broken(pinner, "true")
 
+    def test_torchruns_agent_alone_is_not_enough(self, pinner: Pinner) -> None:
+        """It imports torch and reports; the ranks it starts are no Python of ours."""
+        agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        assert "no process took part" in self.broken(pinner, *agent, "true")
+
     def test_a_rank_that_never_reports(self, pinner: Pinner) -> None:
         code = (
             "import os, subprocess, sys\n"
@@ -275,6 +281,30 @@ class TestWhoTakesPart:
         assert pinner("enforce", "--expect", "1", "--", *DECIDING).code == 0
         said = pinner("enforce", "--expect", "2", "--", *DECIDING)
         assert (said.code, "2 processes were expected" in said.err) == (97, True)
+
+
+class TestAfterwards:
+    def test_a_process_that_outlives_the_command_keeps_its_folder(self, pinner: Pinner) -> None:
+        temporary = pinner.path("tmp")
+        temporary.mkdir()
+        late = f"sleep 1.5; {shlex.join(DECIDING)} 2> late.err; echo $? > late.code"
+        code = f"{shlex.join(DECIDING)}; ({late}) > /dev/null 2>&1 &"
+        said = pinner("enforce", "--", "sh", "-c", code, TMPDIR=str(temporary))
+        assert (said.code, "outlive the command" in said.err) == (0, True)
+        end = time.monotonic() + 20
+        while not pinner.path("late.code").exists():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert pinner.path("late.code").read_text() == "0\n", pinner.path("late.err").read_text()
+
+    def test_a_report_that_cannot_be_written_is_told_before_the_work(self, pinner: Pinner) -> None:
+        said = pinner("enforce", "--report", "no/folder.json", "--", "sh", "-c", "echo started")
+        assert (said.code, said.out, "report cannot be written" in said.last) == (96, "", True)
+
+    def test_a_damaged_ledger_is_no_success(self, pinner: Pinner) -> None:
+        shell = shlex.join(DECIDING) + '; sed -i "1a broken" "$PINNER_SESSION"/ledger/*'
+        said = pinner("enforce", "--", "sh", "-c", shell)
+        assert (said.code, "jsonl:2" in said.last) == (97, True)
 
 
 class TestStartFaults:

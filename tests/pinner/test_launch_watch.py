@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pinner.launch.watch import LEDGER_GRACE_S, Unpinned, Watch
+from tests import lanes
 
 INJECT = "/inject"
 
@@ -82,13 +83,14 @@ class Scene:
             session=self.session,
             inject=INJECT,
             ledger=self.ledger,
+            host="some-host",
             clock=self.clock,
             spent=lambda: 0.0,
         )
 
     def report(self, pid: int) -> None:
         """Writes the ledger of a process."""
-        (self.ledger / f"some-host-{pid}-0a1b2c.jsonl").write_text("{}\n")
+        (self.ledger / f"some_host-{pid}-0a1b2c.jsonl").write_text("{}\n")
 
     def findings(self, process: subprocess.Popen[str]) -> tuple[Unpinned, ...]:
         watch = self.watch(process)
@@ -253,11 +255,40 @@ def test_strangers_are_no_descendants(scene: Scene) -> None:
     assert watch.findings() == ()
 
 
+def test_members_of_the_session_are_found_wherever_they_are(scene: Scene) -> None:
+    """A process that a shell left behind at its very end is nobody's descendant."""
+    member, stranger = scene.python(IDLES), scene.python(IDLES, environ={})
+    watch = scene.watch(scene.start("sh", "-c", "echo ready", environ={}))
+    found = watch.members()
+    assert member.pid in found
+    assert stranger.pid not in found
+
+
 def test_it_counts_who_has_reported(scene: Scene) -> None:
     watch = scene.watch(scene.start("sh", "-c", "echo ready; sleep 60"))
     assert watch.reported() == 0
     scene.report(17)
     assert watch.reported() == 1
+
+
+def test_a_ledger_of_another_host_is_another_process(scene: Scene) -> None:
+    process = scene.python(LOADS, "-I")
+    (scene.ledger / f"elsewhere-{process.pid}-0a1b2c.jsonl").write_text("{}\n")
+    assert len(scene.findings(process)) == 1
+
+
+def test_a_process_that_counts_its_ids_from_one_is_known_by_them(scene: Scene) -> None:
+    """In a PID namespace the ledger bears the inner process id."""
+    unshare = ["unshare", "--fork", "--pid", "--kill-child"]
+    lanes.require(subprocess.run([*unshare, "true"]).returncode == 0, "needs PID namespaces")
+    process = scene.start(*unshare, sys.executable, "-c", LOADS, str(scene.library))
+    scene.report(1)
+    watch = scene.watch(process)
+    for _ in range(2):
+        watch.look()
+        scene.clock.now += LEDGER_GRACE_S + 1
+    assert len(watch.descendants()) == 1
+    assert watch.findings() == ()
 
 
 def test_a_slow_look_is_followed_by_a_rest(scene: Scene) -> None:

@@ -81,7 +81,11 @@ def encode_configs(configs: List[Any]) -> Tuple[List[Live], str]:
     refusal = ""
     encoded = []
     for config in configs:
-        fields = {}
+        fields: Config = {}
+        if not hasattr(config, "kwargs"):  # found in a cache that somebody else writes
+            refusal = "a %s where a triton.Config was expected" % type(config).__name__
+            encoded.append(({"object": type(config).__name__}, config))
+            continue
         for name, value in versions.config_fields(config).items():
             try:
                 fields[name] = values.encode(value)
