@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,3 +94,11 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text("{}")
     monkeypatch.setenv("DOCKER_CONFIG", str(file.parent))
     return file
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C is not ignored, here and in children, also where pytest is a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -428,6 +428,7 @@ def test_output_can_be_watched_while_the_command_runs(
     assert made.log.read_text() == "begun\nended\n"
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("delay", [0.02, 0.1, 0.3, 0.6, 1.2])
 def test_ctrl_c_leaves_no_container(
     runtime: Make, job: MakeJob, plain: Candidate, delay: float
@@ -474,15 +475,26 @@ def test_what_a_killed_program_left_is_removed_before_the_next_probe(
         api.remove_container(foreign)
 
 
-def test_no_volume_is_left(runtime: Make, job: MakeJob, plain: Candidate) -> None:
+@pytest.mark.parametrize("transfer", ["bind", "copy"])
+def test_no_volume_is_left(
+    runtime: Make, job: MakeJob, plain: Candidate, transfer: Transfer
+) -> None:
     import docker
 
     api = docker.APIClient()
-    before = {volume["Name"] for volume in api.volumes()["Volumes"] or ()}
-    for transfer in ("bind", "copy"):
-        runtime(transfer=transfer).run(plain, job())
-    after = {volume["Name"] for volume in api.volumes()["Volumes"] or ()}
-    assert after <= before
+    made = job("sh", "-c", "echo begun; sleep 2")
+    shared = runtime(transfer=transfer)
+    worker = threading.Thread(target=shared.run, args=(plain, made))
+    worker.start()
+    while not (made.log.exists() and made.log.read_text()):
+        time.sleep(0.05)
+    (container,) = _left(shared._setup.bisection)
+    mounts = api.inspect_container(container)["Mounts"]
+    volumes = {mount["Name"] for mount in mounts if mount["Type"] == "volume"}
+    worker.join()
+    left = {volume["Name"] for volume in api.volumes()["Volumes"] or ()}
+    assert volumes
+    assert not volumes & left
 
 
 def test_a_daemon_that_is_gone_says_nothing_about_the_candidate(
@@ -625,17 +637,22 @@ def test_the_difference_of_two_images_is_read_without_running_them(
     assert shared.difference(good, bad) == wanted
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("delay", [0.05, 0.2, 0.4])
 def test_ctrl_c_while_images_are_read_leaves_no_container(
     runtime: Make, plain: Candidate, delay: float
 ) -> None:
     shared = runtime()
-    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def read_on() -> None:
         for _ in range(50):
             shared._images._contents.clear()
             shared.difference(plain, plain)
+
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        read_on()
     timer.join()
 
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from stackbisect.runtimes import choose
+from stackbisect.runtimes.docker_engine import BISECTION_LABEL
 from tests import lanes
 from tests.stackbisect import images, services, wheels
 from tests.stackbisect.conftest import RepositoryFactory
@@ -115,21 +117,26 @@ class Program:
 
 
 @pytest.fixture
-def program(tmp_path: Path, docker_host: str) -> Iterator[Program]:
+def program(tmp_path: Path, docker_host: str, interrupts: None) -> Iterator[Program]:
     """The program; afterwards no container of its bisections may be left."""
-    before, volumes = _containers(), _volumes()
     yield Program(tmp_path)
-    assert _containers() <= before
-    assert _volumes() <= volumes
+    assert _containers(tmp_path) == []
 
 
-def _containers() -> set[str]:
+def _containers(folder: Path) -> list[dict[str, Any]]:
+    """Containers that bisections in this folder made: by label, or by what they mount."""
     import docker
 
+    labels = {choose._label(each) for each in folder.glob(".stackbisect/*")}
     api = docker.APIClient()
     try:
-        wanted = {"label": "stackbisect.bisection"}
-        return {found["Id"] for found in api.containers(all=True, filters=wanted)}
+        wanted = {"label": BISECTION_LABEL}
+        return [
+            found
+            for found in api.containers(all=True, filters=wanted)
+            if found["Labels"][BISECTION_LABEL] in labels
+            or any(str(folder) in (mount.get("Source") or "") for mount in found["Mounts"])
+        ]
     finally:
         api.close()
 
@@ -533,7 +540,7 @@ def test_ctrl_c_leaves_no_container_and_can_be_resumed(
     _, err = started.communicate(timeout=60)
     assert started.returncode == 130, err
     assert "Traceback" not in err
-    assert _containers() == set()
+    assert _containers(program.folder) == []
     done = program("resume", "b", "--json")
     assert (done.code, done.report["first_bad"]) == (FOUND, "1.2.0")
 
@@ -547,7 +554,7 @@ def test_terminated_it_leaves_no_container(program: Program, push: Push) -> None
     _, err = started.communicate(timeout=60)
     assert started.returncode != FOUND
     assert "Traceback" not in err
-    assert _containers() == set()
+    assert _containers(program.folder) == []
 
 
 def test_clean_removes_what_a_kill_left(program: Program, push: Push) -> None:
@@ -557,10 +564,13 @@ def test_clean_removes_what_a_kill_left(program: Program, push: Push) -> None:
     _wait_for_probe(program, started, 1)
     started.send_signal(signal.SIGKILL)
     started.communicate()
-    assert _containers()
+    (left,) = _containers(program.folder)
+    volumes = {mount["Name"] for mount in left["Mounts"] if mount["Type"] == "volume"}
+    assert volumes <= _volumes()
     done = program("clean", "b")
     assert done.code == 0, done.err
-    assert _containers() == set()
+    assert _containers(program.folder) == []
+    assert not volumes & _volumes()
 
 
 def test_a_daemon_that_goes_is_told_and_the_bisection_resumed(
