@@ -38,6 +38,11 @@ class Said:
         return [t.removeprefix(prefix) for t in self.err.splitlines() if t.startswith(prefix)]
 
     @property
+    def text(self) -> str:
+        """All that pinner itself said."""
+        return "\n".join(self.lines)
+
+    @property
     def last(self) -> str:
         """The last line pinner said."""
         return self.lines[-1] if self.lines else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _PYTHON = re.compile(r"^(python|pypy)(\d+(\.\d+)*t?)?(-dbg|d)?$")
@@ -15,6 +15,7 @@ _WRAPPERS = (
     *("chrt", "env", "ionice", "mpiexec", "mpirun", "nice", "nohup", "numactl", "setsid", "srun"),
     *("stdbuf", "strace", "sudo", "taskset", "time", "timeout"),
 )
+_ACROSS_HOSTS = ("mpiexec", "mpirun", "srun")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _CONTAINERS = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot")
 _ELSEWHERE = ("ssh", "kubectl", "sbatch", "ray", "flux", "pdsh")
@@ -71,6 +72,14 @@ def obstacles(argv: Sequence[str]) -> tuple[Obstacle, ...]:
         if is_python(word) or os.path.basename(argv[0]) not in _WRAPPERS:
             break  # what follows belongs to the program
     return tuple(found)
+
+
+def needs_shared_folder(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """A hint where the command will start processes on other hosts, which share no /tmp."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    if os.path.basename(argv[0]) not in _ACROSS_HOSTS or nodes in ("", "1"):
+        return None
+    return f"this job has {nodes} nodes: give --dir a folder that all of them see"
 
 
 def script_of(argv: Sequence[str]) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from pinner.durable import replace_text
 from pinner.inside import ledger
 from pinner.launch import command_line, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
+from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.coverage import Coverage, cover
 from pinner.launch.outside import OutsideEvidence
 from pinner.launch.session_dir import OnMiss, Settings
@@ -110,6 +111,8 @@ def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     except LockRefused as error:
         return Outcome(REFUSED, (str(error),))
     temporary = options.folder is None
+    if temporary and (hint := needs_shared_folder(options.job.argv, environ)):
+        say(f"note: {hint}")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-enforce-"))
     session = session_dir.create(
         folder / "enforce", _settings(options, environ), pins_text(lock, digest)

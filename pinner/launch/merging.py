@@ -39,7 +39,10 @@ def merge_folders(folders: Sequence[Path], out: Path, rule: Rule) -> Outcome:
     )
     written = record.write_draft(out, draft_lock(draft, run, {}, Evidence()))
     lines = record.draft_lines(draft)
-    text = f"{len(draft.triton)} choices of {len(ledgers)} processes; the draft is in {written}"
+    text = (
+        f"{record.counted(len(draft.triton), 'choice')} of "
+        f"{record.counted(len(ledgers), 'process')}; the draft is in {written}"
+    )
     return Outcome(
         judge.DONE,
         "draft",

@@ -15,6 +15,7 @@ from pinner.inside import VERSION, ledger
 from pinner.inside.values import Encoded
 from pinner.launch import judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
+from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.judge import Agreement, Disagreement, Refusal
 from pinner.launch.session_dir import SessionDir, Settings
 from pinner.lockfile import schema
@@ -75,6 +76,8 @@ class Outcome:
 def record(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Records a lock and says how it went. Raises `SessionError`, `LedgerError`, `LockError`."""
     temporary = options.folder is None
+    if temporary and (hint := needs_shared_folder(options.job.argv, environ)):
+        say(f"note: {hint}")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-record-"))
     recording = _Recording(options, folder, environ, say)
     outcome = recording.outcome()
@@ -141,8 +144,10 @@ class _Recording:
         return self._seal(lock, agreed)
 
     def _enforced(self, lock: Lock, name: str, replay: bool) -> Run:
-        what = "looking for the kernel" if replay else f"{name} of {self._options.runs}"
-        self._say(f"{what}: an enforced run with empty compile caches")
+        if replay:
+            self._say("looking for a kernel that is not deterministic by itself: one more run")
+        else:
+            self._say(f"{name} of {self._options.runs}: enforced, with empty compile caches")
         settings = replace(self._settings("enforce", name), on_miss="error", replay=replay)
         pins = pins_text(lock, text_digest(lock))
         session = session_dir.create(self._folder / name, settings, pins)
@@ -170,14 +175,14 @@ class _Recording:
     def _differing(self, found: Disagreement, lock: Lock) -> Outcome:
         """Two runs under one lock differ: look whether one kernel alone shows it."""
         self._details["difference"] = found.to_json()
-        self._say(found.refusal.text)
+        self._say("the validating runs differ")
         run = self._enforced(lock, "replay", replay=True)
         culprits = [
             {"kernel": p.kernel, "config": p.fields.get("config"), "text": p.text}
             for _, p in run.problems("replay")
         ]
         self._details["replay"] = culprits
-        text = f"{found.refusal.text}; {judge.replayed(run)}"
+        text = f"{found.refusal.text}\n{judge.replayed(run)}"
         return self._ended(replace(found.refusal, text=text), lock)
 
     def _settings(self, mode: session_dir.Mode, name: str) -> Settings:
@@ -193,7 +198,8 @@ class _Recording:
         self._details.update(draft_details(draft))
         for line in draft_lines(draft):
             self._say(line)
-        self._say(f"{len(draft.triton)} choices seen in {len(observed.ledgers)} processes")
+        processes = counted(len(observed.ledgers), "process")
+        self._say(f"{counted(len(draft.triton), 'choice')} seen in {processes}")
 
     def _seal(self, lock: Lock, agreed: Agreement) -> Outcome:
         sealed = seal(lock, agreed, self._options.runs)
@@ -239,7 +245,7 @@ def refused_outcome(
 ) -> Outcome:
     """A recording that ends without a sealed lock; what was merged by then is kept as a draft."""
     written = None if lock is None else write_draft(out, lock)
-    text = refused.text if written is None else f"{refused.text}; the draft is in {written}"
+    text = refused.text if written is None else f"{refused.text}\nthe draft is in {written}"
     return Outcome(refused.exit, refused.status, text, written, details=details)
 
 
@@ -308,17 +314,24 @@ def _observed_note(observed: Run, validated: Run) -> list[str]:
     if not differences:
         return []
     where = evidence.describe(differences[0], (observed.name, validated.name))
-    return [f"the observed run left other bits, as its tuning trials may: {where}"]
+    why = "as tuning trials and settled conflicts may make it"
+    return [f"the observed run left other bits, {why}: {where}"]
 
 
 def sealed_text(out: Path, lock: Lock) -> str:
     """The last line of a recording that worked."""
     holes = "" if lock.run.complete else ", incomplete: some choices cannot be pinned"
+    streams = counted(len({stream.name for stream in lock.evidence.streams}), "stream")
     return (
-        f"sealed {out}: {len(lock.triton)} choices, {lock.run.runs} validating runs gave the same "
-        f"bits in {len({s.name for s in lock.evidence.streams})} streams over "
-        f"{lock.evidence.steps} steps{holes}"
+        f"sealed {out}: {counted(len(lock.triton), 'choice')}, {lock.run.runs} validating runs "
+        f"gave the same bits in {streams} over {counted(lock.evidence.steps, 'step')}{holes}"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 process``, ``2 processes``."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def _is_draft_or_absent(path: Path) -> bool:

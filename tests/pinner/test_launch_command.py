@@ -49,7 +49,7 @@ def launch(*argv: str, **environ: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        process_group=0,
+        start_new_session=True,
     )
 
 

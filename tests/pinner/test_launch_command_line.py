@@ -9,6 +9,7 @@ import pytest
 from pinner.launch.command_line import (
     is_python,
     isolating_flag,
+    needs_shared_folder,
     obstacles,
     obstacles_in_script,
     script_of,
@@ -92,6 +93,16 @@ def test_obstacles_are_named_with_what_to_do(line: str, words: str, certain: boo
 )
 def test_what_is_no_obstacle(line: str) -> None:
     assert obstacles(shlex.split(line)) == ()
+
+
+def test_processes_on_other_hosts_need_a_folder_that_they_see() -> None:
+    nodes = {"SLURM_JOB_NUM_NODES": "4"}
+    hint = needs_shared_folder(["srun", "python", "x.py"], nodes)
+    assert hint is not None
+    assert "4 nodes" in hint
+    assert needs_shared_folder(["python", "x.py"], nodes) is None
+    assert needs_shared_folder(["srun", "python", "x.py"], {"SLURM_JOB_NUM_NODES": "1"}) is None
+    assert needs_shared_folder(["srun", "python", "x.py"], {}) is None
 
 
 def test_a_shell_script_is_found() -> None:

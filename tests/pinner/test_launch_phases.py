@@ -120,7 +120,7 @@ class TestOneLauncher:
             cwd=pinner.folder,
             env=pinner.environ(),
             stderr=subprocess.DEVNULL,
-            process_group=0,
+            start_new_session=True,
         )
         _wait_for_files(pinner.path("shared/observe/ledger"))
         os.killpg(process.pid, signal.SIGKILL)

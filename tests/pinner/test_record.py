@@ -91,20 +91,20 @@ class TestEvidence:
         """P10: a kernel that is not deterministic by itself."""
         said = pinner("record", "--", *DECIDING, FAULT="racy")
         assert said.code == 1
-        assert "stream 'out', rank 0, step 0" in said.last
-        assert "not deterministic by itself: tests.deciding:kernel config BLOCK=32" in said.last
-        assert "'x_ptr'" in said.last
+        assert "stream 'out', rank 0, step 0" in said.text
+        assert "not deterministic by itself: tests.deciding:kernel config BLOCK=32" in said.text
+        assert "'x_ptr'" in said.text
 
     def test_where_no_single_kernel_differs_that_is_said(self, pinner: Pinner) -> None:
         said = pinner("record", "--", *PLAIN, FAULT="noise")
-        assert "no kernel that was launched twice" in said.last
+        assert "no kernel that was launched twice" in said.text
 
     def test_no_evidence_is_refused_with_the_ways_to_give_some(self, pinner: Pinner) -> None:
         code = "from pinner.inside import ledger; ledger.open_now()"
         said = pinner("record", "--", sys.executable, "-c", code)
         assert said.code == 2
         for way in ("pinner.fingerprint", "--tap", "--evidence-file", "--evidence-stdout"):
-            assert way in said.last
+            assert way in said.text
         assert said.err.count("validate") == 0, "nothing more is run for nothing"
 
     def test_a_stream_that_never_changes_is_refused_by_name(self, pinner: Pinner) -> None:
@@ -137,7 +137,7 @@ class TestEvidence:
         )
         said = pinner("record", "--", sys.executable, "-c", code)
         assert said.code == 1
-        assert "stream 'late': missing in validate-1, present in validate-2" in said.last
+        assert "stream 'late': missing in validate-1, present in validate-2" in said.text
 
     def test_a_difference_to_the_observed_run_is_a_note(self, pinner: Pinner) -> None:
         """Tuning trials can change what the observed run computes."""
@@ -168,24 +168,24 @@ class TestFilesAndOutput:
         code = self.WRITES.replace("os.environ.get('BYTES', 'same').encode()", "os.urandom(8)")
         said = pinner("record", "--evidence-file", "out.*", "--", sys.executable, "-c", code)
         assert said.code == 1
-        assert "stream 'file:out.bin'" in said.last
+        assert "stream 'file:out.bin'" in said.text
 
     def test_a_file_left_over_from_before_is_none(self, pinner: Pinner) -> None:
         pinner.path("old.bin").write_bytes(b"left over")
         code = "from pinner.inside import ledger; ledger.open_now()"
         said = pinner("record", "--evidence-file", "*.bin", "--", sys.executable, "-c", code)
         assert said.code == 2
-        assert "*.bin: 1 there, none was written by this run" in said.last
+        assert "*.bin: 1 there, none was written by this run" in said.text
 
     def test_a_file_that_is_not_there_is_named(self, pinner: Pinner) -> None:
         said = pinner("record", "--evidence-file", "no/*.pt", "--", *PLAIN)
-        assert (said.code, "no/*.pt: no such file" in said.last) == (2, True)
+        assert (said.code, "no/*.pt: no such file" in said.text) == (2, True)
 
     def test_a_program_that_decides_nothing_takes_no_part(self, pinner: Pinner) -> None:
         """Its output could be compared, but there is nothing to pin and nobody to pin it in."""
         argv = ["--evidence-stdout", r"value (\S+)", "--", *PLAIN]
         said = pinner("record", *argv, FAULT="nothing")
-        assert (said.code, "no process took part" in said.last) == (2, True)
+        assert (said.code, "no process took part" in said.text) == (2, True)
 
     def test_lines_of_output_are_evidence_and_pass_through(self, pinner: Pinner) -> None:
         said = pinner("record", "--evidence-stdout", r"value (\S+)", "--", *PLAIN)
@@ -197,7 +197,7 @@ class TestFilesAndOutput:
 
     def test_an_expression_that_matches_nothing_is_named(self, pinner: Pinner) -> None:
         said = pinner("record", "--evidence-stdout", "perplexity", "--", *PLAIN)
-        assert (said.code, "nothing matched 'perplexity'" in said.last) == (2, True)
+        assert (said.code, "nothing matched 'perplexity'" in said.text) == (2, True)
 
 
 class TestWhatBreaks:
@@ -209,7 +209,7 @@ class TestWhatBreaks:
 
     def test_a_command_that_is_not_there(self, pinner: Pinner) -> None:
         said = pinner("record", "--", "no-such-program")
-        assert (said.code, "no-such-program" in said.last) == (5, True)
+        assert (said.code, "no-such-program" in said.text) == (5, True)
 
     def test_an_interrupted_recording_ends_at_once(self, pinner: Pinner) -> None:
         code = "import pinner, time; pinner.fingerprint('a', 1); time.sleep(30)"
@@ -248,21 +248,21 @@ class TestWhatBreaks:
         )
         said = pinner("record", "--", sys.executable, "-c", code)
         assert said.code == 3
-        assert f"{fault}: tests.deciding:kernel" in said.last
+        assert f"{fault}: tests.deciding:kernel" in said.text
 
     def test_a_choice_that_cannot_be_a_pin_leaves_the_lock_incomplete(self, pinner: Pinner) -> None:
         """P11: a lock with holes is not called complete."""
         said = pinner("record", "--", *DECIDING, FAULT="elsewhere")
         assert said.code == 0
         assert "not in the lock: elsewhere: tests.deciding:kernel" in said.err
-        assert "incomplete" in said.last
+        assert "incomplete" in said.text
         lock = read_lock(pinner.path("pinner.lock.toml"))
         assert (lock.run.sealed, lock.run.complete) == (True, False)
 
     def test_a_command_that_keeps_pinner_out_is_named(self, pinner: Pinner) -> None:
         said = pinner("record", "--", sys.executable, "-I", str(WORKLOADS / "plain.py"))
         assert said.code == 64
-        assert "-I ignores PYTHONPATH" in said.last
+        assert "-I ignores PYTHONPATH" in said.text
 
 
 class TestDrafts:
@@ -355,9 +355,9 @@ class TestSeveralRanks:
 
     def test_the_user_may_know_better_how_many_take_part(self, pinner: Pinner) -> None:
         said = pinner("record", "--expect", "3", "--", *two_ranks())
-        assert (said.code, "rank 2 never reported" in said.last) == (3, True)
+        assert (said.code, "rank 2 never reported" in said.text) == (3, True)
         said = pinner("record", "--expect", "2", "--", *PLAIN)
-        assert (said.code, "2 processes were expected, 1 took part" in said.last) == (3, True)
+        assert (said.code, "2 processes were expected, 1 took part" in said.text) == (3, True)
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
