@@ -98,7 +98,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def interrupts() -> Iterator[None]:
-    """Ctrl-C is not ignored, here and in children, also where pytest is a shell's background job."""
+    """Ctrl-C is not ignored here and in children, also where pytest is a background job."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
