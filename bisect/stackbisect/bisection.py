@@ -6,10 +6,11 @@ kill) is in the journal and nowhere else.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,7 +105,9 @@ class Bisection:
                 f"the command ended with {result.exit_code} at {candidate.label}: 128 and above "
                 f"stop the bisection; its output is in {result.log}"
             )
-        self.journal.finish(number, candidate, step.attempt, result)
+        # Relative, so that a bisection that was set aside still knows where its logs are.
+        kept = replace(result, log=os.path.relpath(job.log, self.journal.folder))
+        self.journal.finish(number, candidate, step.attempt, kept)
         verdict = verdicts(self.journal.record)[step.position]
         self.watcher.ends(candidate, result, verdict)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -194,20 +195,20 @@ def _go_on(
     return _print_outcome(found, arguments, world)
 
 
-class _signals_interrupt:
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that every way out cleans up."""
 
-    def __enter__(self) -> None:
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            raise KeyboardInterrupt
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
 
-        self._before = {
-            number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-        }
-
-    def __exit__(self, *error: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in ending}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print_outcome(found: Mapping[str, Any], arguments: argparse.Namespace, world: World) -> int:
@@ -256,13 +257,14 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
 
 
 def _log(arguments: argparse.Namespace, world: World) -> int:
-    record = journal.read(world.root / journal.check_name(arguments.name))
+    folder = world.root / journal.check_name(arguments.name)
+    record = journal.read(folder)
     if arguments.probe is not None:
         probed = next((p for p in record.probes if p.number == arguments.probe), None)
         if probed is None:
             numbers = ", ".join(str(p.number) for p in record.probes) or "none"
             raise UsageError(f"no finished probe {arguments.probe}; there are: {numbers}")
-        world.out(Path(probed.result.log).read_text(errors="replace"))
+        world.out((folder / probed.result.log).read_text(errors="replace"))
         return 0
     rows = state.probes(record)
     if arguments.json:

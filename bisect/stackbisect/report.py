@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stackbisect import bisection
-from stackbisect.journal import Record
+from stackbisect.journal import ROOT, Record
 from stackbisect.probe import Candidate, InfrastructureError, ProbeResult, Runtime
 from stackbisect.search import probing
 from stackbisect.search.transition import Transition
@@ -41,6 +41,7 @@ _KINDS = {
     "distributions": "Python distributions",
     "packages": "Debian packages",
     "environment": "environment",
+    "libraries": "shared libraries that were loaded",
 }
 _SHOWN_DIFFERENCES = 40
 
@@ -96,7 +97,7 @@ def _begin(record: Record, name: str) -> dict[str, Any]:
         "culprits": [],
         "difference": None,
         "verdicts": [
-            _verdict(candidate, verdict, record)
+            _verdict(candidate, verdict, record, name)
             for candidate, verdict in zip(header.candidates, known, strict=True)
         ],
         "excluded": [dict(each) for each in header.excluded],
@@ -107,7 +108,9 @@ def _begin(record: Record, name: str) -> dict[str, Any]:
     }
 
 
-def _verdict(candidate: Candidate, verdict: Verdict | None, record: Record) -> dict[str, Any]:
+def _verdict(
+    candidate: Candidate, verdict: Verdict | None, record: Record, name: str
+) -> dict[str, Any]:
     probes = [probed for probed in record.probes if probed.candidate == candidate.id]
     found: dict[str, Any] = {
         "label": candidate.label,
@@ -117,7 +120,7 @@ def _verdict(candidate: Candidate, verdict: Verdict | None, record: Record) -> d
         "reason": "" if verdict is None else verdict.reason,
         "probes": [probed.number for probed in probes],
         "exit_codes": [probed.result.exit_code for probed in probes],
-        "logs": [probed.result.log for probed in probes],
+        "logs": [str(ROOT / name / probed.result.log) for probed in probes],
     }
     if len(candidate.details.get("tags", ())) > 1:
         found["tags"] = list(candidate.details["tags"])
@@ -183,11 +186,19 @@ def _add_differences(
     found: dict[str, Any], record: Record, step: probing.Found, runtime: Runtime
 ) -> None:
     candidates = record.header.candidates
+
+    def difference(left: Candidate, right: Candidate) -> dict[str, Any]:
+        libraries = _libraries(record, left, right)
+        return {
+            **runtime.difference(left, right),
+            **({"libraries": libraries} if libraries else {}),
+        }
+
     try:
         for transition, shown in zip(step.answer.transitions, found["transitions"], strict=True):
             if transition.narrowed:
                 pair = candidates[transition.left], candidates[transition.right]
-                shown["difference"] = runtime.difference(*pair)
+                shown["difference"] = difference(*pair)
         whole = next(
             (
                 shown["difference"]
@@ -198,7 +209,7 @@ def _add_differences(
         )
         if whole is None:
             pair = candidates[step.answer.last_good], candidates[step.answer.first_bad]
-            whole = runtime.difference(*pair)
+            whole = difference(*pair)
         found["difference"] = whole
     except InfrastructureError as error:
         found["notes"].append(f"what differs could not be read: {error}")
@@ -207,6 +218,23 @@ def _add_differences(
         found["notes"].append(
             "nothing that is listed differs between the two; the change is in other files"
         )
+
+
+def _libraries(record: Record, left: Candidate, right: Candidate) -> dict[str, list[str | None]]:
+    """Shared libraries that the command loaded on one side only, by file name."""
+    seen = record.seen()
+    loaded = [
+        {
+            os.path.basename(path): path
+            for result in seen.get(each.id, ())
+            for path in result.loaded.get("libraries", ())
+        }
+        for each in (left, right)
+    ]
+    if not all(loaded):
+        return {}
+    names = sorted({*loaded[0]} ^ {*loaded[1]})
+    return {name: [loaded[0].get(name), loaded[1].get(name)] for name in names}
 
 
 # -- as text ---------------------------------------------------------------------------------------
@@ -290,13 +318,8 @@ def _about(each: Mapping[str, Any]) -> str:
         parts.append(f"also {', '.join(tag for tag in each['tags'] if tag != each['label'])}")
     log = each["logs"][-1] if each["logs"] else ""
     if log and each["verdict"] in ("untestable", "unstable"):
-        parts.append(f"log {_near(log)}")
+        parts.append(f"log {log}")
     return " · ".join(parts)
-
-
-def _near(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def short(digest: str) -> str:

@@ -341,6 +341,8 @@ def test_the_log_has_every_probe_and_the_output_of_one(program: Program) -> None
     assert [probe["candidate"] for probe in probes] == ["1.0", "1.0", "1.1", "1.1"]
     assert "hello from it" in program("log", "b", "2").out
     assert program("log", "b", "9").code == USAGE
+    assert program.search("1.0", "1.1", "--fresh", command=command).code == FOUND
+    assert "hello from it" in program("log", "b.1", "2").out
     assert "b: found, 4 probes" in program("status").out
 
 
@@ -505,6 +507,19 @@ def test_mistakes_are_told_in_words(program: Program, words: list[str], shown: s
     assert "Traceback" not in ended.err
 
 
+def test_variables_reach_the_command_and_secret_ones_no_file(program: Program) -> None:
+    series(program, "fb")
+    command = ("python", "-c", f"import os\nprint(os.environ['PLAIN'], os.environ['MINE'])\n{WORK}")
+    secret = Program(program.folder, program.store, {"MINE": "very-secret-value"})
+    ended = secret.search("1.0", "1.1", "--env", "PLAIN=shown", "--env", "MINE", command=command)
+    assert ended.code == FOUND, ended.err
+    assert program("log", "b", "1").out == "shown <hidden>\n"
+    kept = [p for p in (program.folder / ".stackbisect").rglob("*") if p.is_file()]
+    assert not any(b"very-secret-value" in path.read_bytes() for path in kept)
+    assert program("resume", "b").code == FOUND  # has its answer: needs no variable
+    assert program.search("1.0", "1.1", "--fresh", "--env", "MINE").code == USAGE
+
+
 def test_clean_removes_everything(program: Program) -> None:
     series(program, "fb")
     assert program.search("1.0", "1.1").code == FOUND
@@ -541,6 +556,8 @@ def test_real_numpy_from_the_index(program: Program, tmp_path: Path) -> None:
     assert ended.code == FOUND, ended.err
     assert (ended.report["last_good"], ended.report["first_bad"]) == changes[0]
     assert ended.report["difference"]["distributions"] == {"numpy": list(changes[0])}
+    libraries = ended.report["difference"]["libraries"]
+    assert any("openblas" in name for name in libraries)
     loaded = program.folder.glob(".stackbisect/*/journal.jsonl")
     probes = [json.loads(line) for line in next(loaded).read_text().splitlines()]
     libraries = [p["result"]["loaded"]["libraries"] for p in probes if p["t"] == "probe"]

@@ -51,7 +51,13 @@ def _venv(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) ->
     from stackbisect.runtimes.venv import VenvRuntime
 
     return VenvRuntime(
-        base(setup, environ), setup["package"], setup["with"], folder / ENVIRONMENTS, environ
+        base(setup, environ),
+        setup["package"],
+        setup["with"],
+        folder / ENVIRONMENTS,
+        environ,
+        # A bare NAME is how one passes a secret.
+        secret=frozenset(text for text in setup["env"] if "=" not in text),
     )
 
 

@@ -67,7 +67,8 @@ class _Refused(Exception):
 class VenvRuntime:
     """Probes in virtual environments on this machine (the Runtime of `probe.py`).
 
-    `folder` holds the environments; `extras` are requirements installed next to the package.
+    `folder` holds the environments; `extras` are requirements installed next to the package;
+    `secret` names variables whose values no log may hold.
     """
 
     name = "venv"
@@ -79,12 +80,15 @@ class VenvRuntime:
         extras: Sequence[str],
         folder: Path,
         environ: Mapping[str, str] = os.environ,
+        *,
+        secret: frozenset[str] = frozenset(),
     ) -> None:
         self._base = base
         self._package = package
         self._extras = tuple(extras)
         self._folder = Path(os.path.abspath(folder))
         self._environ = dict(environ)
+        self._secret = secret
 
     def describe(self) -> dict[str, Any]:
         """Interpreter, this machine, and the variables that bear on numbers."""
@@ -277,7 +281,7 @@ class VenvRuntime:
         return environ
 
     def _secrets(self, environ: Mapping[str, str]) -> list[str]:
-        return container_options.secret_values(environ)
+        return container_options.secret_values(environ, self._secret)
 
 
 # Run in a finished environment: its distributions, and the modules each one brings.
