@@ -8,6 +8,7 @@ one: installing D, then A, then C need not give the C that installing C alone gi
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ from stackbisect.runtimes import (
     process,
 )
 from stackbisect.runtimes.base_python import Base
+from stackbisect.spaces.image_contents import normalised
 
 # Written last: an environment without it was left half-made by a kill.
 _COMPLETE = "stackbisect.json"
@@ -327,17 +329,12 @@ def _artifacts(report: Path) -> dict[str, str]:
     for item in items:
         archive = item.get("download_info", {}).get("archive_info", {})
         digest = archive.get("hashes", {}).get("sha256", "")
-        found[normal_name(item["metadata"]["name"])] = f"sha256:{digest}" if digest else ""
+        found[normalised(item["metadata"]["name"])] = f"sha256:{digest}" if digest else ""
     return found
 
 
-def normal_name(name: str) -> str:
-    """A distribution's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _asked(found: Environment, package: str, candidate: Candidate) -> loaded.Asked:
-    name = normal_name(re.sub(r"\[.*\]", "", package))
+    name = normalised(re.sub(r"\[.*\]", "", package))
     return loaded.Asked(
         package=package,
         version=candidate.id,
@@ -387,8 +384,6 @@ def _stamps(job: Job) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def _glob(pattern: str) -> list[Path]:
-    import glob
-
     return sorted(Path(path) for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
 
 
