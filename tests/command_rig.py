@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
+# A program that takes part, says so, and waits to be ended.
+READY = (
+    "import pinner, time; pinner.fingerprint('a', 1); print('ready', flush=True); time.sleep(60)"
+)
 OWN_TRACEBACK = re.compile(r'File ".*/pinner/(launch|compare|lockfile|cli)')
 WORKLOADS = REPO / "tests" / "workloads"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pinner.launch.coverage import FIELDS
-from tests.command_rig import WORKLOADS, Pinner, python
+from tests.command_rig import READY, WORKLOADS, Pinner, python
 
 PLAIN = python("plain.py")
 DECIDING = python("deciding.py")
@@ -62,16 +62,17 @@ class TestTransparency:
         assert all(line.startswith("pinner: ") for line in said.err.splitlines())
 
     def test_a_signal_ends_both(self, pinner: Pinner) -> None:
-        code = "import pinner, time; pinner.fingerprint('a', 1); time.sleep(30)"
-        argv = ["enforce", "--verify", "--", sys.executable, "-c", code]
+        argv = ["enforce", "--verify", "--", sys.executable, "-c", READY]
         process = subprocess.Popen(
             [sys.executable, "-m", "pinner", *argv],
             cwd=pinner.folder,
             env=pinner.environ(),
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        time.sleep(1.0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         process.terminate()
         _, err = process.communicate(timeout=20)
         assert process.returncode == 128 + signal.SIGTERM

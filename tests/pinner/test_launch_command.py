@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,19 +191,20 @@ def test_output_passes_byte_by_byte_while_it_is_looked_at() -> None:
     """Every byte value, no newline at the end, and more than a pipe holds."""
     code = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096 + b'end')"
     source, sink = os.pipe()
-    pid = os.fork()
-    if pid == 0:  # reads, so that the pipe does not fill up
-        os.close(sink)
-        data = b""
+    through: list[bytes] = []
+
+    def read() -> None:  # so that the pipe does not fill up
         while piece := os.read(source, 1 << 16):
-            data += piece
-        os._exit(data != bytes(range(256)) * 4096 + b"end")
-    os.close(source)
+            through.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
     seen: list[bytes] = []
     run(sys.executable, "-c", code, output=command.Output(sink, seen.append))
     os.close(sink)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert b"".join(seen) == bytes(range(256)) * 4096 + b"end"
+    reader.join()
+    os.close(source)
+    assert b"".join(through) == b"".join(seen) == bytes(range(256)) * 4096 + b"end"
 
 
 def test_a_background_process_that_keeps_the_output_open_is_not_waited_for() -> None:

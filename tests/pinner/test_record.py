@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from pinner.launch import session_dir
 from pinner.launch.collect import collect
 from pinner.lockfile.codec import read_lock
-from tests.command_rig import REPO, WORKLOADS, Pinner, python
+from tests.command_rig import READY, REPO, WORKLOADS, Pinner, python
 
 PLAIN = python("plain.py")
 DECIDING = python("deciding.py")
@@ -212,15 +211,16 @@ class TestWhatBreaks:
         assert (said.code, "no-such-program" in said.text) == (5, True)
 
     def test_an_interrupted_recording_ends_at_once(self, pinner: Pinner) -> None:
-        code = "import pinner, time; pinner.fingerprint('a', 1); time.sleep(30)"
         process = subprocess.Popen(
-            [sys.executable, "-m", "pinner", "record", "--", sys.executable, "-c", code],
+            [sys.executable, "-m", "pinner", "record", "--", sys.executable, "-c", READY],
             cwd=pinner.folder,
             env=pinner.environ(),
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        time.sleep(1.0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
         assert process.returncode == 128 + signal.SIGTERM
