@@ -113,7 +113,6 @@ def _known(error: Exception, command: str) -> int | None:
 
 def _record(arguments: argparse.Namespace) -> int:
     from pinner.launch import phases, record
-    from pinner.launch.taps import read_taps
 
     _refuse_obstacles(arguments)
     sealing = arguments.phase == "seal"
@@ -129,7 +128,6 @@ def _record(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         runs=arguments.runs,
         on_conflict=arguments.on_conflict,
-        taps=read_taps(arguments.tap),
         expect=arguments.expect,
         folder=arguments.dir,
     )
@@ -145,7 +143,6 @@ def _record(arguments: argparse.Namespace) -> int:
 
 def _enforce(arguments: argparse.Namespace) -> int:
     from pinner.launch import enforce
-    from pinner.launch.taps import read_taps
 
     options = enforce.Options(
         job=_job(arguments, _command(arguments)),
@@ -154,7 +151,6 @@ def _enforce(arguments: argparse.Namespace) -> int:
         allow=tuple(arguments.allow),
         allow_draft=arguments.allow_draft,
         verify=arguments.verify,
-        taps=read_taps(arguments.tap),
         report=arguments.report,
         expect=arguments.expect,
         folder=arguments.dir,
@@ -256,6 +252,7 @@ def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
     return Job(
         argv=tuple(command),
         outside=OutsideEvidence(tuple(arguments.evidence_file), tuple(arguments.evidence_stdout)),
+        taps=tuple(arguments.tap),
         output=2 if arguments.json else None,
     )
 

@@ -20,6 +20,7 @@ from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.coverage import Coverage, cover
 from pinner.launch.outside import OutsideEvidence
 from pinner.launch.session_dir import OnMiss, Settings
+from pinner.launch.taps import TapError, read_taps
 from pinner.launch.watch import Unpinned
 from pinner.lockfile.codec import read_lock_with_digest
 from pinner.lockfile.compiled import pins_text
@@ -57,7 +58,6 @@ class Options:
     allow: tuple[str, ...] = ()
     allow_draft: bool = False
     verify: bool = False
-    taps: tuple[Mapping[str, Any], ...] = ()
     report: Path | None = None
     expect: int | None = None
     folder: Path | None = None
@@ -108,16 +108,16 @@ def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
         _check_command(options)
         _check_alone(options)
         _check_report(options)
-    except LockRefused as error:
+        job = _job(options, lock)
+        settings = _settings(options, job, environ)
+    except (LockRefused, TapError) as error:
         return Outcome(REFUSED, (str(error),))
     temporary = options.folder is None
     if temporary and (hint := needs_shared_folder(options.job.argv, environ)):
         say(f"note: {hint}")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-enforce-"))
-    session = session_dir.create(
-        folder / "enforce", _settings(options, environ), pins_text(lock, digest)
-    )
-    seen = one_run.run(session, _job(options, lock), environ, say)
+    session = session_dir.create(folder / "enforce", settings, pins_text(lock, digest))
+    seen = one_run.run(session, job, environ, say)
     outcome = _judged_and_reported(options, lock, session, seen.ended.code)
     if seen.survivors:
         say(
@@ -208,13 +208,13 @@ def _check_report(options: Options) -> None:
         raise LockRefused(f"the report cannot be written: {folder} is no folder for new files")
 
 
-def _settings(options: Options, environ: Mapping[str, str]) -> Settings:
+def _settings(options: Options, job: one_run.Job, environ: Mapping[str, str]) -> Settings:
     return Settings(
         mode="enforce",
         run="enforce",
         created=session_dir.now(),
         on_miss=options.on_miss,
-        taps=options.taps,
+        taps=read_taps(job.taps),
         evidence=options.verify,
         allow=options.allow,
         hidden_pythonpath=session_dir.hidden_pythonpath(environ),
@@ -223,16 +223,19 @@ def _settings(options: Options, environ: Mapping[str, str]) -> Settings:
 
 def _job(options: Options, lock: Lock) -> one_run.Job:
     """The job; to verify, it looks at the evidence the lock was recorded with."""
-    outside = options.job.outside
-    if options.verify and not outside:
-        outside = OutsideEvidence(
-            files=_texts(lock.policy.get("evidence_files")),
-            stdout=_texts(lock.policy.get("evidence_stdout")),
-        )
-    return one_run.Job(options.job.argv, outside, options.job.output, options.job.silence_s)
+    job = options.job
+    if not options.verify:
+        return job
+    recorded = OutsideEvidence(
+        files=recorded_with(lock, "evidence_files"), stdout=recorded_with(lock, "evidence_stdout")
+    )
+    taps = job.taps or recorded_with(lock, "taps")
+    return replace(job, outside=job.outside or recorded, taps=taps)
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def recorded_with(lock: Lock, option: str) -> tuple[str, ...]:
+    """The values of an option of evidence with which a lock was recorded."""
+    value = lock.policy.get(option)
     return tuple(str(item) for item in value) if isinstance(value, (list, tuple)) else ()
 
 

@@ -14,7 +14,9 @@ from typing import Any
 from pinner import shipped
 from pinner.launch import session_dir
 from pinner.launch.collect import collect
+from pinner.launch.enforce import recorded_with
 from pinner.launch.session_dir import OnMiss, SessionDir, Settings
+from pinner.launch.taps import read_taps
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.schema import Lock
 
@@ -82,6 +84,7 @@ def elsewhere(
         run=name,
         created=session_dir.now(),
         on_miss=on_miss,
+        taps=read_taps(recorded_with(lock, "taps")) if evidence else (),
         evidence=evidence,
         allow=tuple(allow),
         hidden_pythonpath=session_dir.hidden_pythonpath(environ),

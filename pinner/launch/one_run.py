@@ -31,13 +31,14 @@ FIRST_LOOKS_S, FIRST_S, LATER_LOOKS_S = 0.1, 5.0, 0.5
 class Job:
     """The command, and how to run it.
 
-    outside: evidence that only the launcher sees.
+    outside: evidence that only the launcher sees. taps: files or names of metric taps.
     output: a descriptor for the command's standard output; None is pinner's own.
     silence_s: seconds after which it is said that nothing has reported.
     """
 
     argv: tuple[str, ...]
     outside: OutsideEvidence = field(default_factory=OutsideEvidence)
+    taps: tuple[str, ...] = ()
     output: int | None = None
     silence_s: float = SILENCE_S
 
@@ -110,6 +111,7 @@ class _Record:
             "command": list(job.argv),
             "evidence_files": list(job.outside.files),
             "evidence_stdout": list(job.outside.stdout),
+            "taps": list(job.taps),
             "cwd": os.getcwd(),
             "started": now(),
             "code": None,

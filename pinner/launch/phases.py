@@ -27,6 +27,7 @@ from pinner.launch.collect import Run, collect
 from pinner.launch.judge import Disagreement, Refusal
 from pinner.launch.record import Options, Outcome, Say
 from pinner.launch.session_dir import SessionDir, SessionTaken, Settings
+from pinner.launch.taps import read_taps
 from pinner.lockfile.codec import dumps, read_lock_with_digest
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.conflicts import ConflictError
@@ -255,7 +256,7 @@ def _settings(
         run=name,
         created=session_dir.now(),
         on_miss="error" if mode == "enforce" else "fallback",
-        taps=shared.options.taps,
+        taps=read_taps(shared.options.job.taps),
         hidden_pythonpath=session_dir.hidden_pythonpath(environ),
     )
 

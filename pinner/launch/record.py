@@ -18,6 +18,7 @@ from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.judge import Agreement, Disagreement, Refusal
 from pinner.launch.session_dir import SessionDir, Settings
+from pinner.launch.taps import read_taps
 from pinner.lockfile import schema
 from pinner.lockfile.codec import dumps, read_lock, write_lock
 from pinner.lockfile.compiled import pins_text
@@ -41,7 +42,6 @@ class Options:
     out: Path
     runs: int = 2
     on_conflict: Rule = "fastest"
-    taps: tuple[Mapping[str, Any], ...] = ()
     expect: int | None = None
     folder: Path | None = None
 
@@ -190,7 +190,7 @@ class _Recording:
             mode=mode,
             run=name,
             created=session_dir.now(),
-            taps=self._options.taps,
+            taps=read_taps(self._options.job.taps),
             hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
         )
 
@@ -218,7 +218,7 @@ def make_draft(draft: Draft, observed: Run) -> Lock:
         pinner=VERSION,
         complete=not judge.unenforceable(observed),
     )
-    options = ("evidence_files", "evidence_stdout")
+    options = ("evidence_files", "evidence_stdout", "taps")
     policy: dict[str, Encoded] = {
         name: list(launcher.texts(name)) for name in options if launcher.texts(name)
     }

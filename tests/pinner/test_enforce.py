@@ -372,6 +372,26 @@ class TestVerify:
         assert said.code == 0
         assert len(said.json["verify"]["compared"]) == 2
 
+    def test_it_taps_what_the_lock_was_recorded_with(self, pinner: Pinner) -> None:
+        pinner.path("own.toml").write_text(
+            '[[tap]]\nmodule = "own"\nfunction = "loss"\nstream = "loss"\n'
+        )
+        pinner.path("own.py").write_text(
+            "def loss(step): return step * 0.5\n"
+            "if __name__ == '__main__':\n"
+            "    import own\n"
+            "    for step in range(3): own.loss(step)\n"
+        )
+        words = ["--tap", "own.toml", "-o", "own.lock.toml", "--", sys.executable, "own.py"]
+        said = pinner("record", *words)
+        assert said.code == 0, said.err
+        argv = ["-l", "own.lock.toml", "--verify", "--json", "--", sys.executable, "own.py"]
+        said = pinner("enforce", *argv)
+        assert (said.code, said.json["verify"]["uncompared"]) == (0, [])
+        pinner.path("own.toml").unlink()
+        said = pinner("enforce", *argv)
+        assert (said.code, "own.toml" in said.text) == (96, True)
+
     def test_without_it_no_evidence_is_written(self, pinner: Pinner) -> None:
         code = "import pinner\nfrom pinner.inside import ledger\nledger.open_now()\n"
         code += "pinner.fingerprint('a', 1)\n"
