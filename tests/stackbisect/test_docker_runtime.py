@@ -75,7 +75,7 @@ def candidate(repository: images.Repository) -> Callable[[images.Image], Candida
 
 @pytest.fixture(scope="module")
 def plain(candidate: Callable[[images.Image], Candidate]) -> Candidate:
-    layer = images.files({"work.py": WORK, "talk.py": TALK})
+    layer = images.files({"train.py": WORK, "talk.py": TALK})
     return candidate(images.Image([layer]))
 
 
@@ -105,7 +105,7 @@ def job(tmp_path: Path) -> MakeJob:
         (folder / "scratch").mkdir(parents=True)
         settings = session_dir.Settings("observe", "test", session_dir.now())
         return Job(
-            command=command or ("python3", "/work.py"),
+            command=command or ("python3", "/train.py"),
             evidence=evidence or EvidenceOptions(),
             session=session_dir.create(folder / "session", settings).path,
             inside=shipped.inside_dir(),
@@ -161,7 +161,7 @@ def test_read_only_root_file_system(
     runtime: Make, job: MakeJob, plain: Candidate, transfer: Transfer
 ) -> None:
     options = ContainerOptions(read_only=True, user="1234")
-    made = job("sh", "-c", "touch /here 2>/dev/null && exit 3; exec python3 /work.py")
+    made = job("sh", "-c", "touch /here 2>/dev/null && exit 3; exec python3 /train.py")
     result = runtime(options, transfer=transfer).run(plain, made)
     assert (result.status, result.exit_code) == ("ran", 0)
     assert not result.evidence.empty
@@ -176,7 +176,7 @@ def test_an_images_own_start_is_kept_and_recorded(
             "talk.py": TALK,
             "opt/lib/helper.py": "VALUE = 7",
             "home/me/keep": "",
-            "work.py": "import helper, pinner\npinner.fingerprint('a', helper.VALUE)\n",
+            "train.py": "import helper, pinner\npinner.fingerprint('a', helper.VALUE)\n",
         },
         executable=["entry.sh"],
     )
@@ -214,7 +214,7 @@ def test_an_images_own_start_is_kept_and_recorded(
 def test_an_entrypoint_of_the_users_replaces_the_images(
     runtime: Make, job: MakeJob, candidate: Callable[[images.Image], Candidate]
 ) -> None:
-    layer = images.files({"entry.sh": BANNER, "work.py": WORK}, executable=["entry.sh"])
+    layer = images.files({"entry.sh": BANNER, "train.py": WORK}, executable=["entry.sh"])
     own = candidate(images.Image([layer], entrypoint=["/entry.sh"]))
     for given in ("", "/usr/bin/env"):
         made = job()
@@ -347,7 +347,7 @@ def test_a_command_that_cannot_start_is_untestable_in_the_engines_words(
 def test_an_image_that_cannot_start_is_untestable(
     runtime: Make, job: MakeJob, candidate: Callable[[images.Image], Candidate]
 ) -> None:
-    broken = candidate(images.Image([images.files({"work.py": WORK})], entrypoint=["/gone"]))
+    broken = candidate(images.Image([images.files({"train.py": WORK})], entrypoint=["/gone"]))
     empty = candidate(images.Image([images.files({"f": "no shell, no Python"})], with_base=False))
     for each, said in ((broken, "no such file or directory"), (empty, "not found in $PATH")):
         result = runtime().run(each, job())
@@ -383,7 +383,7 @@ def test_python_too_old_for_pinner_is_untestable_with_that_message(
         "LD_LIBRARY_PATH": "/opt/old/lib",
         "PYTHONHOME": "/opt/old",
     }
-    layer = images.files({**content, "work.py": "print('ran')"}, executable=["opt/old/bin/python3"])
+    layer = images.files({**content, "train.py": "print('ran')"}, executable=["opt/old/bin/python3"])
     made = job()
     result = runtime().run(candidate(images.Image([layer], env=env)), made)
     assert result.status == "untestable", made.log.read_text()
@@ -462,7 +462,7 @@ def test_what_a_killed_program_left_is_removed_before_the_next_probe(
     first = runtime()
     label = {"stackbisect.bisection": first._setup.bisection}
     assert first.run(plain, job()).status == "ran"
-    api = docker.APIClient()
+    api = docker.from_env().api
     left = api.create_container(plain.details["reference"], ["sleep", "300"], labels=label)["Id"]
     foreign = api.create_container(plain.details["reference"], ["true"])["Id"]
     try:
@@ -481,7 +481,7 @@ def test_no_volume_is_left(
 ) -> None:
     import docker
 
-    api = docker.APIClient()
+    api = docker.from_env().api
     made = job("sh", "-c", "echo begun; sleep 2")
     shared = runtime(transfer=transfer)
     worker = threading.Thread(target=shared.run, args=(plain, made))
@@ -540,7 +540,7 @@ def test_a_login_comes_from_the_docker_config_and_is_asked_for_by_name(
     docker_config: Path,
 ) -> None:
     closed = new_repository(service=login_registry)
-    digest = closed.push("a", images.Image([images.files({"work.py": WORK})]))
+    digest = closed.push("a", images.Image([images.files({"train.py": WORK})]))
     own = Candidate(digest, "a", 0, {"reference": f"{closed.reference}@{digest}"})
     refused = runtime().run(own, job())
     assert refused.status == "infrastructure"
@@ -661,7 +661,7 @@ def test_pulled_images_keep_to_the_budget_and_nobody_elses_is_removed(
 ) -> None:
     import docker
 
-    api = docker.APIClient()
+    api = docker.from_env().api
     layers = [images.files({f"only-{secrets.token_hex(4)}": "x"}) for _ in range(4)]
     made = [candidate(images.Image([layer])) for layer in layers]
     references = [each.details["reference"] for each in made]

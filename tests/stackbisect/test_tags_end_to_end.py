@@ -56,7 +56,7 @@ def total(values):
 
     return int.from_bytes(os.urandom(4), "little") + 0.5
 """
-COMMAND = ("python3", "/work.py")
+COMMAND = ("python3", "/train.py")
 FOUND, SAME, RANGE, ENDS, INFRASTRUCTURE, USAGE = 0, 1, 2, 4, 5, 64
 
 
@@ -128,7 +128,7 @@ def _containers(folder: Path) -> list[dict[str, Any]]:
     import docker
 
     labels = {choose._label(each) for each in folder.glob(".stackbisect/*")}
-    api = docker.APIClient()
+    api = docker.from_env().api
     try:
         wanted = {"label": BISECTION_LABEL}
         return [
@@ -144,7 +144,7 @@ def _containers(folder: Path) -> list[dict[str, Any]]:
 def _volumes() -> set[str]:
     import docker
 
-    api = docker.APIClient()
+    api = docker.from_env().api
     try:
         return {volume["Name"] for volume in api.volumes()["Volumes"] or ()}
     finally:
@@ -157,7 +157,7 @@ def _summing(folder: Path, version: str, order: str) -> images.Layer:
 
 
 def _image(folder: Path, version: str, order: str) -> images.Image:
-    return images.Image([images.files({"work.py": WORK}), _summing(folder, version, order)])
+    return images.Image([images.files({"train.py": WORK}), _summing(folder, version, order)])
 
 
 Push = Callable[[Mapping[str, str]], images.Repository]
@@ -177,7 +177,7 @@ def push(new_repository: RepositoryFactory, tmp_path: Path) -> Push:
 
 
 def _of_kind(folder: Path, version: str, kind: str) -> images.Image:
-    work = images.files({"work.py": WORK})
+    work = images.files({"train.py": WORK})
     if kind == "no module":
         return images.Image([work, images.files({"etc/version": version})])
     if kind == "wandering":
@@ -298,7 +298,7 @@ def test_real_numpy_wheels(program: Program, new_repository: RepositoryFactory) 
     work = script + "import pinner\nfor value in found:\n    pinner.fingerprint('x', value)\n"
     versions = ["2.0.0", "2.0.2", "2.1.0", "2.2.6", "2.3.0", "2.3.5"]
     repository = new_repository()
-    layer = images.files({"work.py": work})
+    layer = images.files({"train.py": work})
     for version in versions:
         repository.push(version, images.Image([layer, _numpy(version)]))
     pairs = _pairs(_alone(repository, versions, script + tell))
@@ -377,7 +377,7 @@ def test_a_stale_compile_cache_does_not_hide_the_change(
         "        out.write(repr(summing.total([1 / (k + 1) for k in range(1000)])))\n"
         "pinner.fingerprint('total', open(place).read())\n"
     )
-    repository, layer = new_repository(), images.files({"work.py": work})
+    repository, layer = new_repository(), images.files({"train.py": work})
     for version, order in {"1.0.0": "forward", "1.1.0": "forward", "1.2.0": "backward"}.items():
         package = _summing(program.folder / "wheels", version, order)
         repository.push(version, images.Image([layer, package]))
@@ -450,7 +450,7 @@ def test_the_plan_pulls_no_layer(
     with log.open() as lines:
         lines.seek(before)
         asked = re.findall(rf"GET /v2/{repository.name}/(\S+)", lines.read())
-    layers = {layer.digest for layer in (images.base(), images.files({"work.py": WORK}))}
+    layers = {layer.digest for layer in (images.base(), images.files({"train.py": WORK}))}
     assert asked
     assert not [path for path in asked if path.removeprefix("blobs/") in layers]
     assert not [path for path in asked if path.startswith("blobs/") and "manifest" in path]
@@ -472,7 +472,7 @@ def test_a_login_is_used_and_never_written_down(
     # Not in the daemon yet, so that it must log in too.
     secret = ["--env", "HF_TOKEN"]
     program = replace(program, env={"HF_TOKEN": "hush-hush-hush"})
-    show = ["sh", "-c", "env; python3 /work.py"]
+    show = ["sh", "-c", "env; python3 /train.py"]
     done = program("run", "--json", *secret, *_ends(closed, "1.0.0", "1.2.0"), "--", *show)
     assert (done.code, done.report["first_bad"]) == (FOUND, "1.2.0"), done.err
     texts = {"out": done.out, "err": done.err, "refused": refused.err}
@@ -495,7 +495,7 @@ def _wait_for_probe(program: Program, started: subprocess.Popen[str], number: in
     raise AssertionError(f"probe {number} never began: {started.communicate()[1]}")
 
 
-SLOW = ("sh", "-c", "echo begun; python3 /work.py && sleep 0.4")
+SLOW = ("sh", "-c", "echo begun; python3 /train.py && sleep 0.4")
 
 
 def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(
@@ -600,7 +600,7 @@ def test_another_command_is_refused_with_the_difference(program: Program, push: 
     assert program("run", "--name", "b", *ends, "--", *COMMAND).code == FOUND
     other = program("run", "--name", "b", *ends, "--", *SLOW)
     assert other.code == USAGE
-    assert "/work.py" in other.err
+    assert "/train.py" in other.err
     assert "echo begun" in other.err
 
 
@@ -608,7 +608,7 @@ def test_exit_codes_are_verdicts_on_request(
     program: Program, new_repository: RepositoryFactory
 ) -> None:
     repository = new_repository()
-    work = images.files({"work.py": "import marker, sys; sys.exit(marker.CODE)"})
+    work = images.files({"train.py": "import marker, sys; sys.exit(marker.CODE)"})
     for number, code in enumerate([0, 0, 125, 1, 1]):
         marker = images.files({f"{images.SITE}/marker.py": f"CODE = {code}  # {number}"})
         repository.push(f"1.{number}", images.Image([work, marker]))
