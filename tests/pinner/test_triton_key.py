@@ -143,6 +143,13 @@ def test_a_decision_made_elsewhere_is_swept(kernels):
     assert "512" in problem["text"]
 
 
+def test_anything_found_in_a_cache_is_reported(kernels):
+    kernels.total.cache["by hand"] = "not a config"
+    kernels.rig.chooser.sweep()
+    (problem,) = kernels.rig.of("problem", kind="elsewhere")
+    assert problem["config"] == {"object": "str"}
+
+
 def test_reset_to_zero_is_reported_with_its_argument(kernels):
     one_call(kernels.resets, X, "out", 4096)
     (choice,) = kernels.rig.choices()

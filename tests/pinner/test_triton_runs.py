@@ -161,12 +161,26 @@ def test_a_racy_config_is_named_with_its_kernel_and_stream(tmp_path):
     ).run.sealed
 
 
+SWALLOWS = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+try:
+    from tests.workloads import tuned_run
+except Exception as error:
+    print("swallowed", error)
+"""
+
+
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_a_config_that_is_gone_ends_the_run_or_breaks_the_pins(lock, tmp_path, swallowed):
+    """It is refused as early as the import of the kernel's module."""
     edited = with_block(lock, tmp_path, 512)
-    done, report = enforce(tmp_path, edited, **({"CATCH": "1"} if swallowed else {}))
-    assert done.returncode == (97 if swallowed else 1)
+    command = [sys.executable, "-c", SWALLOWS] if swallowed else TUNED
+    done, report = enforce(tmp_path, edited, command=command)
+    assert done.returncode == (97 if swallowed else 1), done.stderr
     assert report["invalid"] == 1
+    assert report["used"] == 0
     assert "512" in done.stderr
     assert "nearest" in done.stderr
 
