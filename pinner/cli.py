@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -91,8 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def say(text: str) -> None:
     """Prints to standard error; every line says who is talking."""
-    for line in text.splitlines() or [""]:
-        print(f"pinner: {line}", file=sys.stderr, flush=True)
+    lines = [f"pinner: {line}\n" for line in text.splitlines() or [""]]
+    with contextlib.suppress(OSError):  # nobody listens; the command's work goes on all the same
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
 
 
 def _known(error: Exception, command: str) -> int | None:

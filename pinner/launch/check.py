@@ -11,7 +11,7 @@ from typing import Any
 from pinner import stack
 from pinner.launch import enforce, environment, judge, one_run, session_dir
 from pinner.launch.collect import collect
-from pinner.lockfile.codec import read_lock
+from pinner.lockfile.codec import read_lock, read_lock_with_digest
 from pinner.lockfile.schema import Lock
 
 
@@ -55,8 +55,11 @@ def check_session(path: Path, folder: Path, expect: int | None) -> Checked:
 
     Raises `LockError`, `SessionError`, `LedgerError`.
     """
-    lock = read_lock(path)
+    lock, digest = read_lock_with_digest(path)
     session = session_dir.read(folder)
+    if session_dir.lock_digest(session) != digest:
+        text = f"{folder} ran under another lock than {path} as it is now"
+        return Checked(judge.REFUSED, (text,))
     options = enforce.Options(
         job=one_run.Job(argv=()),
         lock=path,

@@ -97,6 +97,7 @@ def run(
         try:
             pid = _start(argv, environment, stdout.sink, {int(number) for number in before})
         except OSError as error:
+            stdout.close()
             return _not_started(argv, error, time.monotonic() - started)
         stdout.begin()
         on_start(pid)
@@ -208,6 +209,9 @@ class _Through:
     def __init__(self, target: int | None) -> None:
         self.sink = target
 
+    def close(self) -> None:
+        """The descriptor is not ours."""
+
     def begin(self) -> None:
         """Nothing to read."""
 
@@ -223,6 +227,11 @@ class _Tee:
         self._target = target
         self._on_bytes = on_bytes
         self._thread = threading.Thread(target=self._copy, name="pinner-stdout", daemon=True)
+
+    def close(self) -> None:
+        """Where no command came to write."""
+        os.close(self.sink)
+        os.close(self._source)
 
     def begin(self) -> None:
         os.close(self.sink)

@@ -58,7 +58,7 @@ def refusal(run: Run, *, expect: int | None = None, own_rank: int | None = None)
 
 def own_refusal(run: Run) -> Refusal | None:
     """The part of `refusal` that holds for each launcher of a run by itself."""
-    checks = (_interrupted, _not_started, _faults, _problems, _failed, _unpinned)
+    checks = (_interrupted, _not_started, _unended, _faults, _problems, _failed, _unpinned)
     return next((found for check in checks if (found := check(run)) is not None), None)
 
 
@@ -192,6 +192,13 @@ def _not_started(run: Run) -> Refusal | None:
         if launcher.fields.get("failure"):
             return Refusal(FAILED, "command-failed", str(launcher.fields["failure"]))
     return None
+
+
+def _unended(run: Run) -> Refusal | None:
+    lost = [launcher.name for launcher in run.launchers if not launcher.ended]
+    if not lost:
+        return None
+    return Refusal(BROKEN, "incomplete", f"nobody knows how it ended: {', '.join(lost)}")
 
 
 def _faults(run: Run) -> Refusal | None:

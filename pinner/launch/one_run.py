@@ -47,10 +47,12 @@ class Job:
 class Seen:
     """How the run went, as far as this launcher can tell.
 
+    record: this launcher's file in the session.
     survivors: processes that outlive the command; they still need the session's folder.
     """
 
     ended: command.Ended
+    record: Path
     survivors: tuple[int, ...] = ()
 
 
@@ -83,7 +85,8 @@ def run(
         *(f"evidence file {text}" for text in written.missing),
         *(f"evidence on standard output: nothing matched {text!r}" for text in lines.missing()),
     )
-    record.write(
+    record.write_end(
+        say,
         code=ended.code,
         seconds=round(ended.seconds, 3),
         failure=ended.failure,
@@ -93,7 +96,7 @@ def run(
         missing=list(missing),
         unpinned=[item.to_json() for item in unpinned],
     )
-    return Seen(ended, watching.survivors())
+    return Seen(ended, record.path, watching.survivors())
 
 
 class _Record:
@@ -102,7 +105,7 @@ class _Record:
     def __init__(self, session: SessionDir, job: Job) -> None:
         place = ledger.layout()
         host = os.uname().nodename
-        self._path = session.launchers / f"{host}-{os.getpid()}-{os.urandom(3).hex()}.json"
+        self.path = session.launchers / f"{host}-{os.getpid()}-{os.urandom(3).hex()}.json"
         self._fields: dict[str, Any] = {
             "host": host,
             "pid": os.getpid(),
@@ -119,7 +122,14 @@ class _Record:
 
     def write(self, **more: Any) -> None:
         self._fields.update(more)
-        replace_text(self._path, json.dumps(self._fields) + "\n")
+        replace_text(self.path, json.dumps(self._fields) + "\n")
+
+    def write_end(self, say: Callable[[str], None], **more: Any) -> None:
+        """The command has done its work: a full disk must not hide how that ended."""
+        try:
+            self.write(**more)
+        except OSError as error:
+            say(f"cannot write {self.path}: {error.strerror}")
 
 
 class _Watching:

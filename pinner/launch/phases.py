@@ -168,7 +168,7 @@ def _own_part(shared: Shared, session: SessionDir, environ: Mapping[str, str], s
         "seconds": round(seen.ended.seconds, 3),
     }
     run = collect(session)
-    own = replace(run, launchers=tuple(x for x in run.launchers if x.fields["pid"] == os.getpid()))
+    own = replace(run, launchers=tuple(x for x in run.launchers if x.file == seen.record))
     refused = judge.own_refusal(own)
     if refused is not None:
         return Outcome(refused.exit, refused.status, refused.text, details=details)

@@ -212,6 +212,11 @@ class TestEnv:
         made = pinner("env", "--json").json
         assert pinner("check", "--session", made["session"]).code == 3, "nobody took part"
 
+    def test_another_lock_cannot_judge_the_session(self, pinner: Pinner) -> None:
+        made = pinner("env", "--json").json
+        said = pinner("check", "other.toml", "--session", made["session"])
+        assert (said.code, "another lock" in said.out) == (4, True)
+
     def test_verifying_elsewhere(self, pinner: Pinner) -> None:
         made = pinner("env", "--verify", "--json").json
         assert self.started(pinner, made["variables"]) == 0
