@@ -1,7 +1,8 @@
 """The main job, shown on this machine: real Triton kernels flip, are recorded, pinned, replayed.
 
-Nothing printed here is written in advance: every digest comes from a run of `demo_workload.py` in a
-fresh process. Takes a minute or two; needs no GPU and no Docker, and uses a GPU where there is one.
+Then the other one: numpy's own wheels are bisected by the bits they compute. Nothing printed here
+is written in advance: every digest comes from a run in a fresh process. Takes about two minutes;
+needs no GPU and no Docker, and uses a GPU where there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))  # this checkout's pinner, installed or not
 WORKLOAD = REPO / "scripts" / "demo_workload.py"
+NUMPY_WORKLOAD = REPO / "scripts" / "demo_numpy.py"
+NUMPY_ENDS = ("2.1.2", "2.2.1")  # have wheels for every Python from 3.10 to 3.13
 LEAST_TRIES = 4
+FOUND, SAME_BITS, NARROWED = 0, 1, 2  # exit codes of stackbisect that are an answer
 
 
 class DemoError(Exception):
@@ -73,6 +77,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tries", type=int, default=10, help="unpinned runs at most (10)")
     parser.add_argument("--replays", type=int, default=4, help="enforced runs (4)")
     parser.add_argument("--alternatives", type=int, default=3, help="edited locks to try (3)")
+    parser.add_argument("--no-bisection", action="store_true", help="leave numpy out")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the lock")
     return parser.parse_args(arguments)
 
@@ -98,6 +103,10 @@ def _show(folder: Path, options: argparse.Namespace) -> None:
 
     _heading("4. The lock decides: edit one entry to another of the kernel's own configs")
     _edited(command, folder, lock, locked, options.alternatives)
+
+    if not options.no_bisection:
+        _heading("5. Bisect: which numpy changed the bits, each version in a fresh environment")
+        _bisected(folder)
 
     print()
     print(f"Unpinned: {len(seen)} different digests in {sum(seen.values())} runs.")
@@ -180,6 +189,32 @@ def _edited(command: Sequence[str], folder: Path, lock: Path, locked: str, tries
         print(f"   {ran.digest()}   {values.readable_named(config)}", flush=True)
     if not differing:
         print("   None of these changes the bits on this machine.")
+
+
+def _bisected(folder: Path) -> None:
+    """Run stackbisect over numpy's versions; that none changes the bits here is an answer too."""
+    good, bad = NUMPY_ENDS
+    search = ["run", "--runtime", "venv", "--package", "numpy", "--good", good, "--bad", bad]
+    words = [*search, "--", "python", str(NUMPY_WORKLOAD)]
+    print(f"   $ stackbisect {_as_typed(shlex.join(words), folder)}", flush=True)
+    # No PYTHONPATH: it would reach into the environments that are tried.
+    start = (
+        f"import sys; sys.path[:0] = {[str(REPO), str(REPO / 'bisect')]!r}; "
+        "from stackbisect.cli import main; sys.exit(main())"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-c", start, *words],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    if ran.returncode not in (FOUND, SAME_BITS, NARROWED):
+        raise DemoError(f"stackbisect ended with {ran.returncode}:\n{ran.stderr[-4000:]}")
+    for line in ran.stdout.splitlines():
+        if not line.startswith("run it again"):
+            print(f"   {_as_typed(line, folder)}".rstrip())
 
 
 def _edits(entries: Sequence[Any], tries: int) -> list[tuple[int, Mapping[str, Any]]]:

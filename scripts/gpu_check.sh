@@ -78,7 +78,7 @@ fi
 
 # The demo needs fla-core; where that is absent the tests above show the same on our own kernels.
 if "$python" -c 'import fla' 2>/dev/null; then
-    TAIL=60 stage demo 150 "$python" scripts/demo.py
+    TAIL=60 stage demo 150 "$python" scripts/demo.py --no-bisection
 else
     row "demo (needs fla-core)" skipped "-"
 fi
