@@ -6,6 +6,7 @@ are marked `service` and run in one worker: pulls and containers share two cores
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -75,15 +76,29 @@ def spare_docker() -> Iterator[services.Daemon]:
 
 
 @pytest.fixture(scope="session")
-def new_repository(registry: services.RegistryService) -> RepositoryFactory:
-    """Makes a repository under a name that nothing else uses."""
+def new_repository(registry: services.RegistryService) -> Iterator[RepositoryFactory]:
+    """Makes a repository under a name that nothing else uses; its pulled images go at the end."""
+    made: list[str] = []
 
-    def make(
-        name: str = "train", service: services.RegistryService = registry
-    ) -> images.Repository:
-        return images.Repository(service, f"t{secrets.token_hex(4)}/{name}")
+    def make(service: services.RegistryService = registry) -> images.Repository:
+        made.append(f"t{secrets.token_hex(4)}/train")
+        return images.Repository(service, made[-1])
 
-    return make
+    yield make
+    _remove_images(made)
+
+
+def _remove_images(repositories: list[str]) -> None:
+    import docker
+    import docker.errors
+
+    api = docker.from_env().api
+    for image in api.images():
+        for reference in [*(image["RepoDigests"] or ()), *(image["RepoTags"] or ())]:
+            if any(f"/{name}" in reference for name in repositories):
+                with contextlib.suppress(docker.errors.APIError):
+                    api.remove_image(reference, force=True)
+    api.close()
 
 
 @pytest.fixture
