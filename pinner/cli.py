@@ -414,7 +414,7 @@ def _add_evidence(parser: argparse.ArgumentParser) -> None:
         help="metric taps: a TOML file, or the name of one that ships with pinner",
     )
     parser.add_argument(
-        "--expect", metavar="N", type=_at_least(1), help="how many ranks must take part"
+        "--expect", metavar="N", type=_at_least(1), help="how many ranks must take part here"
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from pinner.compare import evidence, locked
 from pinner.durable import replace_text
-from pinner.inside import ledger
 from pinner.launch import command_line, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
@@ -153,18 +152,18 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
     coverage = cover(lock, run.ledgers)
     verification = _verification(options, lock, run)
     unpinned = judge.unpinned(run)
-    part = judge.participation(run, expect=options.expect, own_rank=ledger.layout()["rank"])
+    part = judge.participation(run, expect=options.expect, own=one_run.own_place())
     broken = [*_broken(options, run, coverage), *(item.text for item in unpinned if item.loaded)]
     broken += _absent(options, run, part.missing, unpinned)
     differing, uncompared = _compared(verification)
     exit_code = _exit(code, run, broken, differing, uncompared)
-    failure = [launcher.fields["failure"] for launcher in run.launchers]
     lines = (
-        *(text for text in failure if text),
+        *(x.fields["failure"] for x in run.launchers if x.fields.get("failure")),
         *judge.fault_texts(run),
         *(f"broken pins: {text}" for text in broken),
         *(f"note: {item.text}" for item in unpinned if not item.loaded),
         *(f"note: {text}" for text in coverage.notes),
+        *(f"note: {text}" for x in run.launchers for text in x.texts("missing")),
         *differing,
         *uncompared,
         coverage.line(),
@@ -194,9 +193,9 @@ def _check_command(options: Options) -> None:
 
 def _check_alone(options: Options) -> None:
     """Ranks that tune would tune apart."""
-    world = ledger.layout()["world"] or 1
-    if options.on_miss == "tune" and world > 1:
-        raise LockRefused(_TUNES_APART.format(world=world))
+    own = one_run.own_place()
+    if options.on_miss == "tune" and own is not None:
+        raise LockRefused(_TUNES_APART.format(world=own.world))
 
 
 def _check_report(options: Options) -> None:

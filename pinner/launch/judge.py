@@ -12,7 +12,7 @@ from pinner.compare.evidence import Difference, RunEvidence
 from pinner.inside.values import readable_named
 from pinner.launch.collect import Run
 from pinner.launch.one_run import nobody_because
-from pinner.launch.participation import Participation
+from pinner.launch.participation import Participation, Place
 from pinner.launch.participation import judge as who_took_part
 from pinner.launch.watch import Unpinned
 from pinner.lockfile.ledgers import ProblemRecord
@@ -50,9 +50,9 @@ class Agreement:
     worthless: tuple[str, ...] = ()
 
 
-def refusal(run: Run, *, expect: int | None = None, own_rank: int | None = None) -> Refusal | None:
+def refusal(run: Run, *, expect: int | None = None, own: Place | None = None) -> Refusal | None:
     """Why this run cannot be used; None where it can. Causes before their consequences."""
-    part = participation(run, expect=expect, own_rank=own_rank)
+    part = participation(run, expect=expect, own=own)
     return own_refusal(run) or _absent(run, part) or _evidence_missing(run)
 
 
@@ -63,12 +63,10 @@ def own_refusal(run: Run) -> Refusal | None:
 
 
 def participation(
-    run: Run, *, expect: int | None = None, own_rank: int | None = None
+    run: Run, *, expect: int | None = None, own: Place | None = None
 ) -> Participation:
     """Who took part in a run."""
-    return who_took_part(
-        [ledger.process for ledger in run.ledgers], expect=expect, own_rank=own_rank
-    )
+    return who_took_part([ledger.process for ledger in run.ledgers], expect=expect, own=own)
 
 
 def evidence_refusal(found: RunEvidence, run: str) -> Refusal | None:

@@ -16,6 +16,7 @@ from pinner.durable import replace_text
 from pinner.inside import ledger
 from pinner.launch import command, command_line
 from pinner.launch.outside import Files, Lines, OutsideEvidence
+from pinner.launch.participation import Place
 from pinner.launch.session_dir import SessionDir, now
 from pinner.launch.watch import Unpinned, Watch
 
@@ -99,18 +100,26 @@ def run(
     return Seen(ended, record.path, watching.survivors())
 
 
+def own_place() -> Place | None:
+    """This launcher's place among others, if the environment gives it one."""
+    place = ledger.layout()
+    if place["rank"] is None or place["world"] == 1:
+        return None
+    return Place(place["rank"], place["world"])
+
+
 class _Record:
     """This launcher's file in the session: written before the command starts, and at its end."""
 
     def __init__(self, session: SessionDir, job: Job) -> None:
-        place = ledger.layout()
+        place = own_place()
         host = os.uname().nodename
         self.path = session.launchers / f"{host}-{os.getpid()}-{os.urandom(3).hex()}.json"
         self._fields: dict[str, Any] = {
             "host": host,
             "pid": os.getpid(),
-            "task": place["rank"] or 0,
-            "tasks": place["world"] or 1,
+            "task": place.rank if place else 0,
+            "tasks": place.world if place else 1,
             "command": list(job.argv),
             "evidence_files": list(job.outside.files),
             "evidence_stdout": list(job.outside.stdout),

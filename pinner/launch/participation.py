@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from pinner.lockfile.ledgers import ProcessRecord
 
+# So many absent ranks are named one by one.
+_NAMED = 8
+
 
 @dataclass(frozen=True)
 class Participation:
@@ -28,22 +31,59 @@ class Participation:
         return not self.missing
 
 
+@dataclass(frozen=True)
+class Place:
+    """The place of a launcher that is one of several, each with a session of its own."""
+
+    rank: int
+    world: int
+
+
 def judge(
-    processes: Sequence[ProcessRecord], *, expect: int | None = None, own_rank: int | None = None
+    processes: Sequence[ProcessRecord], *, expect: int | None = None, own: Place | None = None
 ) -> Participation:
     """Who took part, and who is missing.
 
     At least one process must; every rank below a world size that was seen; or, where the user
-    knows better, `expect` ranks (processes, where none has a rank).
+    knows better, `expect` ranks, whichever (processes, where none has a rank).
 
-    own_rank: the rank of the launcher itself, where each rank has a launcher and a session of its
-    own: the other ranks report elsewhere.
+    own: where other launchers have the other ranks, only what is this one's own must report.
     """
     working = [process for process in processes if not only_launches(process)]
     ranks = tuple(sorted({p.rank for p in working if p.rank is not None}))
-    world = max([1, *(p.world for p in working if p.world is not None)])
-    missing = _missing(working, ranks, expect, own_rank)
-    return Participation(len(working), ranks, world, missing)
+    worlds = sorted({p.world for p in working if p.world is not None})
+    missing = _missing(len(working), ranks, worlds, expect, own)
+    return Participation(len(working), ranks, max([1, *worlds]), missing)
+
+
+def _missing(
+    working: int, ranks: Sequence[int], worlds: Sequence[int], expect: int | None, own: Place | None
+) -> tuple[str, ...]:
+    if not working:
+        return ("no process took part",)
+    if expect is not None:
+        return _too_few(expect, len(ranks) or working, "ranks" if ranks else "processes")
+    if own is not None:
+        # In a world of another size the ranks are not launchers' ranks: torchrun on each node, say.
+        mine = [own.rank] if own.world in worlds else []
+        return _absent(mine, ranks, "this launcher's own")
+    absent: dict[str, None] = {}
+    for world in worlds:
+        for line in _absent(range(world), ranks, f"WORLD_SIZE was {world}; see --expect"):
+            absent.setdefault(line)
+    return tuple(absent)
+
+
+def _too_few(expected: int, found: int, what: str) -> tuple[str, ...]:
+    return () if found >= expected else (f"{expected} {what} were expected, {found} took part",)
+
+
+def _absent(wanted: Sequence[int], ranks: Sequence[int], why: str) -> tuple[str, ...]:
+    absent = [rank for rank in wanted if rank not in ranks]
+    lines = [f"rank {rank} never reported ({why})" for rank in absent[:_NAMED]]
+    if len(absent) > _NAMED:
+        lines.append(f"and {len(absent) - _NAMED} more ranks")
+    return tuple(lines)
 
 
 def only_launches(process: ProcessRecord) -> bool:
@@ -56,27 +96,3 @@ def only_launches(process: ProcessRecord) -> bool:
         or word in ("torch.distributed.run", "torch.distributed.launch")
         for word in process.argv[:4]
     )
-
-
-def _missing(
-    working: Sequence[ProcessRecord], ranks: Sequence[int], expect: int | None, own_rank: int | None
-) -> tuple[str, ...]:
-    if not working:
-        return ("no process took part",)
-    if expect is not None and not ranks:
-        if len(working) >= expect:
-            return ()
-        return (f"{expect} processes were expected, {len(working)} took part",)
-    if expect is not None:
-        return _absent(range(expect), ranks, f"{expect} ranks were expected")
-    if own_rank is not None:
-        return _absent([own_rank], ranks, "this launcher's own")
-    absent: dict[str, None] = {}
-    for world in sorted({p.world for p in working if p.world is not None}):
-        for line in _absent(range(world), ranks, f"WORLD_SIZE was {world}"):
-            absent.setdefault(line)
-    return tuple(absent)
-
-
-def _absent(wanted: Sequence[int], ranks: Sequence[int], why: str) -> tuple[str, ...]:
-    return tuple(f"rank {rank} never reported ({why})" for rank in wanted if rank not in ranks)

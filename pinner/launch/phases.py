@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pinner.durable import replace_text
-from pinner.inside import ledger
 from pinner.launch import judge, one_run, record, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.judge import Disagreement, Refusal
@@ -81,22 +80,16 @@ def observe(shared: Shared, environ: Mapping[str, str], say: Say) -> Outcome:
 
 def validate(shared: Shared, environ: Mapping[str, str], say: Say) -> Outcome:
     """This launcher's part of one enforced run under the draft."""
-    observed = _observed(shared)
-    refused = _unusable(observed, shared)
-    if refused is not None:
-        return Outcome(refused.exit, refused.status, refused.text)
-    try:
-        lock, digest, draft = _draft(shared, observed)
-    except ConflictError as error:
-        return Outcome(judge.REFUSED, "conflicts", str(error))
-    for line in record.draft_lines(draft):
+    merged = _merged(shared)
+    if isinstance(merged, Outcome):
+        return merged
+    for line in record.draft_lines(merged.draft):
         say(line)
     name = run_name(shared.run_name, environ)
     settings = _settings(shared, "enforce", name, environ)
-    session = session_dir.join(
-        shared.folder / f"validate-{name}", settings, pins_text(lock, digest)
-    )
-    if session_dir.lock_digest(session) != digest:
+    pins = pins_text(merged.lock, merged.digest)
+    session = session_dir.join(shared.folder / f"validate-{name}", settings, pins)
+    if session_dir.lock_digest(session) != merged.digest:
         raise SessionTaken(
             f"{session.path} is a run under another draft: give this one a name with --run-name"
         )
@@ -106,16 +99,11 @@ def validate(shared: Shared, environ: Mapping[str, str], say: Say) -> Outcome:
 
 def seal(shared: Shared, say: Say) -> Outcome:
     """Seals the draft, if enough validating runs under it came to their end and agree."""
-    observed = _observed(shared)
-    refused = _unusable(observed, shared)
-    if refused is not None:
-        return Outcome(refused.exit, refused.status, refused.text)
-    try:
-        lock, digest, draft = _draft(shared, observed)
-    except ConflictError as error:
-        return Outcome(judge.REFUSED, "conflicts", str(error))
-    details: dict[str, Any] = record.draft_details(draft)
-    runs, others = _validating(shared, digest)
+    merged = _merged(shared)
+    if isinstance(merged, Outcome):
+        return merged
+    details: dict[str, Any] = record.draft_details(merged.draft)
+    runs, others = _validating(shared, merged.digest)
     details["runs"] = [{"name": run.name, "processes": len(run.ledgers)} for run in runs]
     for line in others:
         say(f"note: {line}")
@@ -123,10 +111,11 @@ def seal(shared: Shared, say: Say) -> Outcome:
     if isinstance(agreed, Disagreement):
         details["difference"] = agreed.to_json()
         agreed = agreed.refusal
+    out = shared.options.out
     if isinstance(agreed, Refusal):
-        return record.refused_outcome(agreed, shared.options.out, lock, details)
-    details.update(record.tell_agreement(agreed, observed, runs[0], say))
-    return record.write_sealed(shared.options.out, record.seal(lock, agreed, len(runs)), details)
+        return record.refused_outcome(agreed, out, merged.lock, details)
+    details.update(record.tell_agreement(agreed, merged.observed, runs[0], say))
+    return record.write_sealed(out, record.seal(merged.lock, agreed, len(runs)), details)
 
 
 def run_name(given: str | None, environ: Mapping[str, str]) -> str:
@@ -143,10 +132,10 @@ def run_name(given: str | None, environ: Mapping[str, str]) -> str:
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic.lower() not in _NO_ID:
         return _plain(elastic)
-    world = ledger.layout()["world"] or 1
-    if world > 1:
+    own = one_run.own_place()
+    if own is not None:
         raise NameNeeded(
-            f"this is one of {world} launchers, and nothing they share names their run: "
+            f"this is one of {own.world} launchers, and nothing they share names their run: "
             "give each of them the same --run-name NAME"
         )
     return session_dir.new_name()
@@ -178,7 +167,8 @@ def _own_part(shared: Shared, session: SessionDir, environ: Mapping[str, str], s
 
 def _refuse_twice(session: SessionDir) -> None:
     """A launcher whose part of this run was started already would mix two runs in one folder."""
-    task, host = ledger.layout()["rank"] or 0, os.uname().nodename
+    place, host = one_run.own_place(), os.uname().nodename
+    task = place.rank if place else 0
     for launcher in collect(session).launchers:
         if launcher.task == task and (launcher.rank is not None or launcher.fields["host"] == host):
             raise SessionTaken(
@@ -187,8 +177,31 @@ def _refuse_twice(session: SessionDir) -> None:
             )
 
 
-def _observed(shared: Shared) -> Run:
-    return collect(session_dir.read(shared.folder / "observe"))
+@dataclass(frozen=True)
+class _Merged:
+    """The observed run, and the draft that is made of it."""
+
+    observed: Run
+    draft: Draft
+    lock: Lock
+    digest: str
+
+
+def _merged(shared: Shared) -> _Merged | Outcome:
+    """The draft of the observed run, on disk for all to see; its bytes depend on that run alone."""
+    observed = collect(session_dir.read(shared.folder / "observe"))
+    refused = _unusable(observed, shared)
+    if refused is not None:
+        return Outcome(refused.exit, refused.status, refused.text)
+    try:
+        draft = merge_ledgers(observed.ledgers, shared.options.on_conflict)
+    except ConflictError as error:
+        return Outcome(judge.REFUSED, "conflicts", str(error))
+    path = shared.folder / "draft.lock.toml"
+    text = dumps(record.make_draft(draft, observed))
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        replace_text(path, text)
+    return _Merged(observed, draft, *read_lock_with_digest(path))
 
 
 def _unusable(run: Run, shared: Shared) -> Refusal | None:
@@ -198,17 +211,6 @@ def _unusable(run: Run, shared: Shared) -> Refusal | None:
             judge.BROKEN, "incomplete", f"run {run.name!r} is not complete: {'; '.join(lost)}"
         )
     return judge.refusal(run, expect=shared.options.expect)
-
-
-def _draft(shared: Shared, observed: Run) -> tuple[Lock, str, Draft]:
-    """The draft of the observed run, on disk for all to see; its bytes depend on that run alone."""
-    draft = merge_ledgers(observed.ledgers, shared.options.on_conflict)
-    lock = record.make_draft(draft, observed)
-    path = shared.folder / "draft.lock.toml"
-    text = dumps(lock)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        replace_text(path, text)
-    return *read_lock_with_digest(path), draft
 
 
 def _validating(shared: Shared, digest: str) -> tuple[list[Run], list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pinner.compare import evidence, locked
-from pinner.inside import VERSION, ledger
+from pinner.inside import VERSION
 from pinner.inside.values import Encoded
 from pinner.launch import judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
@@ -100,7 +100,6 @@ class _Recording:
         self._folder = folder
         self._environ = environ
         self._say = say
-        self._own_rank = ledger.layout()["rank"]
         self._details: dict[str, Any] = {"runs": []}
         self.survivors = False
 
@@ -170,7 +169,7 @@ class _Recording:
         return found
 
     def _usable(self, run: Run) -> Refusal | None:
-        return judge.refusal(run, expect=self._options.expect, own_rank=self._own_rank)
+        return judge.refusal(run, expect=self._options.expect, own=one_run.own_place())
 
     def _differing(self, found: Disagreement, lock: Lock) -> Outcome:
         """Two runs under one lock differ: look whether one kernel alone shows it."""

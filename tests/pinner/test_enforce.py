@@ -269,7 +269,7 @@ class TestWhoTakesPart:
             "subprocess.run(argv, env={**os.environ, 'RANK': '1', 'WORLD_SIZE': '3'}, check=True)\n"
         )
         err = self.broken(pinner, sys.executable, "-c", code)
-        assert "rank 0 never reported (WORLD_SIZE was 3)" in err
+        assert "rank 0 never reported (WORLD_SIZE was 3;" in err
         assert "rank 2 never reported" in err
         assert "rank 1" not in err
 

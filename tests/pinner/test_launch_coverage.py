@@ -178,10 +178,24 @@ class TestWhoHadToTakePart:
         assert participation.judge([who(0), who(1), who(None, None), who(None, None)]).complete
 
     def test_expected_ranks_replace_the_world_size(self) -> None:
-        assert participation.judge([who(0, 8), who(1, 8)], expect=2).complete
-        assert len(participation.judge([who(0, 2), who(1, 2)], expect=4).missing) == 2
+        """On the second of two nodes, say, each with a launcher of its own: any four will do."""
+        assert participation.judge([who(rank, 8) for rank in (4, 5, 6, 7)], expect=4).complete
+        found = participation.judge([who(0, 2), who(1, 2)], expect=4)
+        assert found.missing == ("4 ranks were expected, 2 took part",)
         assert not participation.judge([who(None, None)], expect=2).complete
 
     def test_a_rank_with_a_launcher_of_its_own_answers_for_itself(self) -> None:
-        assert participation.judge([who(3, 8)], own_rank=3).complete
-        assert not participation.judge([who(2, 8)], own_rank=3).complete
+        own = participation.Place(3, 8)
+        assert participation.judge([who(3, 8)], own=own).complete
+        assert not participation.judge([who(2, 8)], own=own).complete
+
+    def test_a_launcher_for_each_node_answers_for_no_rank_elsewhere(self) -> None:
+        """srun starts a launcher on each of 2 nodes, torchrun starts 8 ranks under each."""
+        own = participation.Place(1, 2)
+        assert participation.judge([who(rank, 16) for rank in range(8, 16)], own=own).complete
+        assert not participation.judge([], own=own).complete
+
+    def test_many_absent_ranks_are_counted(self) -> None:
+        missing = participation.judge([who(0, 2048)]).missing
+        assert missing[0] == "rank 1 never reported (WORLD_SIZE was 2048; see --expect)"
+        assert missing[-1] == "and 2039 more ranks"
