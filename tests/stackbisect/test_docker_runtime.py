@@ -383,7 +383,9 @@ def test_python_too_old_for_pinner_is_untestable_with_that_message(
         "LD_LIBRARY_PATH": "/opt/old/lib",
         "PYTHONHOME": "/opt/old",
     }
-    layer = images.files({**content, "train.py": "print('ran')"}, executable=["opt/old/bin/python3"])
+    layer = images.files(
+        {**content, "train.py": "print('ran')"}, executable=["opt/old/bin/python3"]
+    )
     made = job()
     result = runtime().run(candidate(images.Image([layer], env=env)), made)
     assert result.status == "untestable", made.log.read_text()
