@@ -102,6 +102,8 @@ def test_refuses_what_cannot_be_a_key_by_name(kernels, value):
 
 
 def test_warmup_records_nothing(kernels):
+    if not hasattr(kernels.total.fn, "warmup"):
+        pytest.skip("Triton 3.4's interpreter has no warmup")
     kernels.total.warmup(X, torch.zeros(1), 4096, grid=(1,))
     assert kernels.rig.lines == []
     one_call(kernels.total, X, "out", 4096)

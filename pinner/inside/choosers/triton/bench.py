@@ -40,7 +40,7 @@ def _has_driver() -> bool:
     from triton.runtime.driver import driver
 
     try:
-        return driver.active is not None
+        return hasattr(driver.active, "get_benchmarker")  # 3.4 and 3.5 look for a driver only now
     except (RuntimeError, ImportError, OSError):
         return False
 
