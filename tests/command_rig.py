@@ -71,8 +71,10 @@ class Pinner:
         return Said(done.returncode, done.stdout, done.stderr)
 
     def environ(self, **more: str) -> dict[str, str]:
-        """The environment of a command."""
-        return {**os.environ, "PYTHONPATH": str(REPO), **more}
+        """The environment of a command; what a failed recording keeps goes beside the folder."""
+        temporary = self.folder.with_name(f"{self.folder.name}-tmp")
+        temporary.mkdir(exist_ok=True)
+        return {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(temporary), **more}
 
     def path(self, name: str) -> Path:
         return self.folder / name
