@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 
 class _Hooks:
-    """The callbacks of one module, and the threads that are executing it right now."""
+    """The callbacks of one module, and the threads that are executing it right now.
 
-    __slots__ = ("after", "before", "executing")
+    met: whether the module was executed under our eyes, or imported when it was asked about.
+    """
+
+    __slots__ = ("after", "before", "executing", "met")
 
     def __init__(self) -> None:
         self.before: List[Callable[[], object]] = []
         self.after: List[Callable[[ModuleType], object]] = []
         self.executing = 0
+        self.met = False
 
 
 _hooks: Dict[str, _Hooks] = {}
@@ -58,8 +62,29 @@ def after(name: str, callback: Callable[[ModuleType], object]) -> None:
         hooks.after.append(callback)
         module = sys.modules.get(name)
         ready = module is not None and not hooks.executing
+        hooks.met = hooks.met or ready
     if ready and module is not None:
         _call(name, callback, module)
+
+
+def passed_by(name: str) -> bool:
+    """Whether the module was imported without our hooks: another finder had placed itself first.
+
+    A module that somebody made by hand has no spec, and is not what we hook.
+    """
+    hooks = _hooks.get(name)
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return hooks is not None and not hooks.met and spec is not None
+
+
+def finders_ahead() -> List[str]:
+    """The type names of the finders that are asked before ours."""
+    names = []
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder):
+            break
+        names.append(getattr(finder, "__name__", type(finder).__name__))
+    return names
 
 
 def install() -> None:
@@ -237,6 +262,7 @@ def _enter(name: str) -> _Hooks:
     with _lock:
         hooks = _of(name)
         hooks.executing += 1
+        hooks.met = True
     return hooks
 
 

@@ -30,6 +30,7 @@ def begin(environ: Mapping[str, str]) -> None:
     imports.install()
     stand_in.offer()
     ledger.at_first_line(_facts_at_first_line)
+    ledger.at_exit(_refuse_bypass)
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
     imports.after("triton.runtime.autotuner", _install_triton)
@@ -62,6 +63,21 @@ def _install_triton(module: ModuleType) -> None:
     from .choosers.triton import hooks
 
     hooks.install(module)
+
+
+def _refuse_bypass() -> None:
+    """End the process where torch or Triton came in past the hooks: it ran without pinner."""
+    for name in ("torch", "triton.runtime.autotuner"):
+        if imports.passed_by(name):
+            from . import faults
+
+            ahead = ", ".join(imports.finders_ahead()) or "a finder that is gone by now"
+            faults.die(
+                "%s was imported past pinner, so what it decided was not pinned: %s stands before "
+                "pinner's finder in sys.meta_path" % (name, ahead),
+                advice="insert it after the first place, or call importlib.import_module(%r) "
+                "before it is inserted" % name,
+            )
 
 
 def _install_optimizer(module: ModuleType) -> None:

@@ -185,6 +185,32 @@ def test_a_config_that_is_gone_ends_the_run_or_breaks_the_pins(lock, tmp_path, s
     assert "nearest" in done.stderr
 
 
+FINDER_IN_FRONT = """
+import importlib.machinery, sys
+
+class Front:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            return importlib.machinery.PathFinder.find_spec(name, path, target)
+
+sys.meta_path.insert(0, Front)
+from tests.workloads import tuned_run
+tuned_run.main()
+"""
+
+
+def test_a_finder_that_comes_before_pinners_is_no_way_round_it(lock, tmp_path):
+    command = [sys.executable, "-c", FINDER_IN_FRONT]
+    done, _ = enforce(tmp_path, lock, command=command)
+    assert done.returncode == 96
+    assert "imported past pinner" in done.stderr
+    assert "Front" in done.stderr
+    done = pinner(tmp_path, "record", "-o", "x.toml", "--", *command)
+    assert done.returncode == 5
+    assert "imported past pinner" in done.stderr
+
+
 def test_misses_fall_back_or_are_errors(lock, tmp_path):
     environment = {"RACY": "99", "CATCH": "1"}
     done, report = enforce(tmp_path, lock, **environment)
