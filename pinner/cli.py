@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import io
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from pinner.inside import VERSION
 
@@ -58,44 +61,125 @@ class _Parser(argparse.ArgumentParser):
         say(f"{message}; see `{self.prog} --help`")
         sys.exit(USAGE)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help for a reader who stopped reading is no fault."""
+        if message:
+            _put("stderr" if file is sys.stderr else "stdout", message)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    words, command = _split(words)
-    arguments = _parser().parse_args(words)
-    arguments.cmd = command
+    _prepare_streams()
+    arguments = _arguments(list(sys.argv[1:] if argv is None else argv))
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, and that is fine
-        return 0
+        return _failed(arguments, INTERRUPTED, "interrupted", "interrupted")
     except _Usage as error:
         say(f"{error}; see `pinner {arguments.command} --help`")
         return USAGE
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
-        say(f"{error.strerror or error}{place}")
-        return REFUSED if arguments.command == "enforce" else UNREADABLE
+        code = REFUSED if arguments.command == "enforce" else UNREADABLE
+        return _failed(arguments, code, _STATUS[code], f"{error.strerror or error}{place}")
     except Exception as error:
         known = _known(error, arguments.command)
         if known is None:
             raise
-        say(str(error))
-        return known
+        return _failed(arguments, known, _STATUS[known], str(error))
+
+
+_STATUS = {USAGE: "usage", UNREADABLE: "unreadable", REFUSED: "refused"}
+
+
+def _failed(arguments: argparse.Namespace, code: int, status: str, text: str) -> int:
+    """Says why there is no outcome, to programs too; a wrong command line is for people alone."""
+    say(text)
+    if code != USAGE:
+        _print_json(arguments, lambda: {"exit": code, "status": status, "text": text})
+    return code
 
 
 def say(text: str) -> None:
-    """Prints to standard error; every line says who is talking."""
+    """Prints to standard error; every line says who is talking. Never fails: nobody may listen,
+    and the command's work goes on all the same."""
     lines = [f"pinner: {line}\n" for line in text.splitlines() or [""]]
-    with contextlib.suppress(OSError):  # nobody listens; the command's work goes on all the same
-        sys.stderr.write("".join(lines))
-        sys.stderr.flush()
+    _put("stderr", "".join(lines))
+
+
+def _print(text: str) -> bool:
+    """Prints to standard output; False where it did not arrive, for whom that is all the work.
+
+    What a command found stands by then, so this changes no exit code of a verdict. A reader who
+    stopped reading wanted no more.
+    """
+    error = _put("stdout", text + "\n")
+    if error is None or isinstance(error, BrokenPipeError):
+        return True
+    say(f"cannot write to standard output: {error.strerror or error}")
+    return False
+
+
+def _put(name: Literal["stdout", "stderr"], text: str) -> OSError | None:
+    """Writes to a standard stream; returns why it could not be written."""
+    stream = getattr(sys, name)
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        # What is left in the buffer would fail again when Python ends, and become its exit code.
+        with contextlib.suppress(OSError):
+            setattr(sys, name, _text_stream(stream.fileno(), stream.encoding))
+        return error
+    return None
+
+
+def _text_stream(descriptor: int, encoding: str) -> io.TextIOWrapper:
+    return open(descriptor, "w", encoding=encoding, errors=_ERRORS, closefd=False)
+
+
+_ERRORS = "pinner-as-it-came"
+
+
+def _as_it_came(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Bytes of a name that is no text stay these bytes; other characters become escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    number = ord(error.object[error.start])
+    if 0xDC80 <= number <= 0xDCFF:
+        return bytes([number - 0xDC00]), error.start + 1
+    one = UnicodeEncodeError(
+        error.encoding, error.object, error.start, error.start + 1, error.reason
+    )
+    return codecs.backslashreplace_errors(one)
+
+
+def _prepare_streams() -> None:
+    """Makes the standard streams ones that can be printed to, whatever pinner was started with.
+
+    A descriptor that is closed is held, so that no file that pinner opens gets its number and is
+    written to by the command. It is not inherited: the command finds it closed, as without pinner.
+    """
+    codecs.register_error(_ERRORS, _as_it_came)
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            _hold(descriptor)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _text_stream(number, "utf-8"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ERRORS)
+
+
+def _hold(descriptor: int) -> None:
+    opened = os.open(os.devnull, os.O_RDWR)
+    if opened != descriptor:
+        os.dup2(opened, descriptor, inheritable=False)
+        os.close(opened)
 
 
 def _known(error: Exception, command: str) -> int | None:
@@ -174,8 +258,7 @@ def _env(arguments: argparse.Namespace) -> int:
             arguments.lock, allow_draft=arguments.allow_draft, allow=arguments.allow
         )
     except enforce.LockRefused as error:
-        say(str(error))
-        return 4
+        return _failed(arguments, 4, "refused", str(error))
     made = environment.elsewhere(
         lock,
         digest,
@@ -185,11 +268,8 @@ def _env(arguments: argparse.Namespace) -> int:
         allow=arguments.allow,
         evidence=arguments.verify,
     )
-    if arguments.json:
-        _print_json(arguments, made.to_json)
-    else:
-        print(made.shell())
-    return 0
+    text = _json(made.to_json()) if arguments.json else made.shell()
+    return 0 if _print(text) else UNREADABLE
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -198,11 +278,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
     _no_command(arguments)
     lock = read_lock(arguments.lock)
-    if arguments.json:
-        _print_json(arguments, lambda: show.as_json(lock))
-    else:
-        print(show.show(lock))
-    return 0
+    text = _json(show.as_json(lock)) if arguments.json else show.show(lock)
+    return 0 if _print(text) else UNREADABLE
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -221,7 +298,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(arguments, found.to_json)
     else:
-        print("\n".join(found.lines))
+        _print("\n".join(found.lines))
     return found.exit
 
 
@@ -234,7 +311,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(arguments, diff.as_json)
     else:
-        print(diff.text(str(arguments.a), str(arguments.b)))
+        _print(diff.text(str(arguments.a), str(arguments.b)))
     return 0 if diff.empty else 1
 
 
@@ -258,6 +335,25 @@ def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
         taps=tuple(arguments.tap),
         output=2 if arguments.json else None,
     )
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    """What the command line says. Ends the process where it says nothing that can be meant."""
+    words, command = _split(words)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    arguments.cmd = command
+    if rest and command is None and arguments.command in _RUNS and not rest[0].startswith("-"):
+        parser.error(
+            f"put `--` before the command: pinner {arguments.command} [options] -- "
+            f"{shlex.join(rest)}"
+        )
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
+
+
+_RUNS = ("record", "enforce")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -298,7 +394,11 @@ def _no_command(arguments: argparse.Namespace) -> None:
 
 def _print_json(arguments: argparse.Namespace, value: Callable[[], Any]) -> None:
     if arguments.json:
-        print(json.dumps(value(), indent=1, sort_keys=True))
+        _print(_json(value()))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True)
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -253,3 +253,112 @@ def test_json_is_written_with_every_ending(pinner: Pinner) -> None:
     for words in (["enforce", "-l", "no.toml"], ["record", "-o", "x.toml"]):
         said = pinner(*words, "--json", "--", "false")
         assert json.loads(said.out)["exit"] == said.code != 0
+
+
+class TestStandardStreams:
+    """Printing changes no verdict, wherever it goes."""
+
+    def code(self, pinner: Pinner, shell: str, **environ: str) -> tuple[int, str]:
+        """The exit code of `pinner` in a shell line, and what went to the shell's stderr."""
+        own = f"{shlex.quote(sys.executable)} -m pinner"
+        done = subprocess.run(
+            ["bash", "-c", shell.replace("PINNER", own)],
+            cwd=pinner.folder,
+            env=pinner.environ(**environ),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+        return done.returncode, done.stderr
+
+    WHERE = (">/dev/full", "2>/dev/full", ">&-", "2>&-", "<&-", "<&- >&- 2>&-")
+    WORDS = (
+        ("diff pinner.lock.toml other.toml", 1),
+        ("check other.toml --no-stack", 0),
+        ("enforce --json -- sh -c 'exit 7'", 7),
+        ("enforce --json -l no.toml -- true", 96),
+        ("record --json -o x.toml -- false", 5),
+        ("show no.toml", 65),
+        ("nonsense", 64),
+    )
+
+    @pytest.mark.parametrize("where", WHERE)
+    @pytest.mark.parametrize(("words", "code"), WORDS)
+    def test_the_exit_code_stands(self, pinner: Pinner, words: str, code: int, where: str) -> None:
+        assert self.code(pinner, f"PINNER {words} {where}")[0] == code
+
+    @pytest.mark.parametrize(("words", "code"), WORDS)
+    def test_the_exit_code_stands_without_a_reader(
+        self, pinner: Pinner, words: str, code: int
+    ) -> None:
+        line = f"(sleep 0.2; PINNER {words}; echo $? >code) 2>&1 | true; exit $(cat code)"
+        assert self.code(pinner, line) == (code, "")
+
+    def test_help_without_a_reader_is_no_fault(self, pinner: Pinner) -> None:
+        line = "(sleep 0.2; PINNER --help; echo $? >code) | true; exit $(cat code)"
+        assert self.code(pinner, line) == (0, "")
+
+    def test_what_could_not_be_shown_is_told(self, pinner: Pinner) -> None:
+        code, err = self.code(pinner, "PINNER show >/dev/full")
+        assert (code, "cannot write to standard output" in err) == (65, True)
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+    def test_a_closed_stream_is_closed_for_the_command_too(
+        self, pinner: Pinner, closed: str
+    ) -> None:
+        """Not a file that pinner happened to open under its number."""
+        number = {"<": 0, ">": 1, "2": 2}[closed[0]]
+        pinner.path("closed.py").write_text(
+            "import os, sys\n"
+            "import pinner\n"
+            "pinner.fingerprint('a', 1)\n"
+            f"try: os.fstat({number})\n"
+            "except OSError: sys.exit(9)\n"
+        )
+        line = f"PINNER enforce -- {shlex.quote(sys.executable)} closed.py {closed}"
+        assert self.code(pinner, line)[0] == 9
+
+    def test_a_locale_without_the_characters_is_no_fault(self, pinner: Pinner) -> None:
+        ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        said = pinner("show", **ascii_only)
+        assert (said.code, "\\u2192" in said.out) == (0, True)
+        assert pinner("diff", "pinner.lock.toml", "other.toml", **ascii_only).code == 1
+
+    def test_names_that_are_no_text_are_printed_as_they_came(self, pinner: Pinner) -> None:
+        folder = os.fsencode(pinner.folder) + b"/gr\xf6sse"
+        done = subprocess.run(
+            [sys.executable, "-m", "pinner", "env", "--dir", folder],
+            cwd=pinner.folder,
+            env=pinner.environ(),
+            capture_output=True,
+        )
+        assert (done.returncode, folder in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["show", "no.toml"], 65),
+        (["diff", "pinner.lock.toml", "no.toml"], 65),
+        (["check", "--session", "no-folder"], 65),
+        (["merge", "no-folder", "-o", "x.toml"], 65),
+        (["env", "-l", "no.toml"], 4),
+        (["record", "--tap", "no.toml", "-o", "x.toml", "--", "true"], 65),
+        (["enforce", "--dir", "/proc/none", "--", "true"], 96),
+    ],
+)
+def test_json_says_why_there_is_no_outcome(pinner: Pinner, words: list[str], code: int) -> None:
+    place = words.index("--") if "--" in words else len(words)
+    said = pinner(*words[:place], "--json", *words[place:])
+    assert said.code == code
+    status = {65: "unreadable", 4: "refused", 96: "refused"}[code]
+    assert (said.json["exit"], said.json["status"]) == (code, status)
+    assert said.text.endswith(said.json["text"])
+
+
+def test_a_forgotten_separator_is_told(tmp_path: Path) -> None:
+    said = Pinner(tmp_path)("record", "--runs", "2", "python", "-u", "x.py")
+    assert said.code == 64
+    assert "put `--` before the command: pinner record [options] -- python" in said.last
