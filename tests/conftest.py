@@ -15,8 +15,21 @@ for _name in [n for n in os.environ if n.startswith("PINNER_")]:
         del os.environ[_name]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests are skipped, with the reason, on a machine without one."""
+    """A test that asks how often to repeat is a repeated check; GPU tests need a GPU."""
+    for item in items:
+        if isinstance(item, pytest.Function) and _asks_how_often(item):
+            item.add_marker(pytest.mark.soak)
+    _skip_without_gpu(items)
+
+
+def _asks_how_often(item: pytest.Function) -> bool:
+    code = getattr(item.function, "__code__", None)
+    return code is not None and lanes.fresh_processes.__name__ in code.co_names
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items or lanes.has_gpu():
         return
