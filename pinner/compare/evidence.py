@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pinner.lockfile.occurrences import by_occurrence
+
 # (step, digest) in the order of the steps; a step that was fingerprinted twice stands there twice.
 Steps = tuple[tuple[int, str], ...]
 
@@ -168,21 +170,11 @@ def _compare_stream(stream: str, first: RunEvidence, second: RunEvidence) -> lis
 
 
 def _first_difference(stream: str, rank: int, first: Steps, second: Steps) -> list[Difference]:
-    left, right = _by_occurrence(first), _by_occurrence(second)
+    left, right = by_occurrence(first), by_occurrence(second)
     for place in sorted({*left, *right}):
         if left.get(place) != right.get(place):
             return [Difference(stream, rank, place[0], left.get(place), right.get(place))]
     return []
-
-
-def _by_occurrence(steps: Steps) -> dict[tuple[int, int], str]:
-    """Digests by (step, how often that step was seen before)."""
-    seen: dict[int, int] = {}
-    found = {}
-    for step, digest in steps:
-        seen[step] = seen.get(step, -1) + 1
-        found[step, seen[step]] = digest
-    return found
 
 
 def pair(left: Mapping[int, Steps], right: Mapping[int, Steps]) -> dict[int, int]:

@@ -166,6 +166,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
         *(f"note: {text}" for x in run.launchers for text in x.texts("missing")),
         *differing,
         *uncompared,
+        *(() if verification is None else (verification.line,)),
         coverage.line(),
     )
     return Outcome(
@@ -299,4 +300,5 @@ def _verify_details(verification: locked.Verification) -> dict[str, Any]:
             for (stream, rank), steps in verification.compared.items()
         ],
         "uncompared": list(verification.uncompared),
+        "locked_steps": verification.locked_steps,
     }

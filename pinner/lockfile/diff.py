@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pinner.inside.values import canonical, is_launch_option, readable, readable_named
 
 from .conflicts import together
+from .occurrences import by_occurrence
 from .schema import Evidence, Lock, Run, StreamRecord, TritonEntry, TritonFallback, Values
 
 Part = Literal["config", "source", "heuristics", "options", "code", "alternatives"]
@@ -261,10 +262,11 @@ def _evidence(a: Evidence, b: Evidence) -> tuple[StreamChange, ...]:
 
 
 def _streams_differ(old: StreamRecord, new: StreamRecord) -> bool:
-    """Over all steps where both have as many, else over the first steps that both list."""
-    if old.steps == new.steps:
+    """Over all steps where both have the same ones, else over the steps that both list."""
+    if (old.steps, old.at, old.numbers) == (new.steps, new.at, new.numbers):
         return old.digest != new.digest
-    return any(before != after for before, after in zip(old.head, new.head, strict=False))
+    before, after = by_occurrence(old.numbered_head), by_occurrence(new.numbered_head)
+    return any(before[place] != after[place] for place in before.keys() & after.keys())
 
 
 # ---- as text -------------------------------------------------------------------------------

@@ -101,6 +101,13 @@ class Table:
                 raise self.error(field, f"expected strings in the array, found {described(item)}")
         return tuple(items)
 
+    def integers(self, field: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        items = self.array(field, default)
+        for item in items:
+            if type(item) is not int:
+                raise self.error(field, f"expected integers in the array, found {described(item)}")
+        return tuple(items)
+
     def array(self, field: str, default: tuple[Any, ...] | None = None) -> Iterable[Any]:
         items: Iterable[Any] = self._take(field, list, default)
         return items

@@ -171,9 +171,27 @@ def _stream(table: Table) -> StreamRecord:
         steps=table.integer("steps"),
         digest=table.string("digest"),
         head=table.strings("head", ()),
+        at=table.integers("at", ()),
+        numbers=table.string("numbers", ""),
     )
     table.close()
+    _check_stream(table, stream)
     return stream
+
+
+def _check_stream(table: Table, stream: StreamRecord) -> None:
+    if stream.at and len(stream.at) != len(stream.head):
+        raise table.error(
+            "at",
+            f"expected {len(stream.head)}, one for each digest in head, found {len(stream.at)}",
+        )
+    beyond = bool(stream.at) and stream.steps > len(stream.at)
+    if bool(stream.numbers) != beyond:
+        raise table.error(
+            "numbers",
+            "expected it where `at` is there and does not list every step, "
+            f"found {'one' if stream.numbers else 'none'}",
+        )
 
 
 def _triton(

@@ -40,7 +40,9 @@ class StreamRecord:
     """One stream of one rank.
 
     digest: chained over all ``steps``. head: the first few digests one by one, so that a shorter
-    run can be compared as far as it went.
+    run can be compared as far as it went. at: the step numbers of the head, and numbers: a digest
+    of all step numbers where there are more than the head has; both empty where the steps are
+    0, 1, 2, ….
     """
 
     name: str
@@ -48,6 +50,13 @@ class StreamRecord:
     steps: int
     digest: str
     head: tuple[str, ...] = ()
+    at: tuple[int, ...] = ()
+    numbers: str = ""
+
+    @property
+    def numbered_head(self) -> tuple[tuple[int, str], ...]:
+        """(step, digest) of the first few steps."""
+        return tuple(zip(self.at or range(len(self.head)), self.head, strict=True))
 
 
 @dataclass(frozen=True)

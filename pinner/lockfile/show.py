@@ -33,7 +33,8 @@ def as_json(lock: Lock) -> dict[str, Any]:
             "algorithm": lock.evidence.algorithm,
             "steps": lock.evidence.steps,
             "streams": [
-                {**vars(stream), "head": list(stream.head)} for stream in lock.evidence.streams
+                {**vars(stream), "head": list(stream.head), "at": list(stream.at)}
+                for stream in lock.evidence.streams
             ],
         },
         "triton": [_entry_json(entry) for entry in lock.triton],

@@ -60,6 +60,10 @@ def _stream(stream: StreamRecord) -> Iterator[str]:
     yield assignment("digest", stream.digest)
     if stream.head:
         yield from list_assignment("head", stream.head)
+    if stream.at:
+        yield assignment("at", stream.at)
+    if stream.numbers:
+        yield assignment("numbers", stream.numbers)
 
 
 def _by_kernel(lock: Lock) -> dict[str, TritonFallback]:

@@ -207,6 +207,59 @@ class TestAgainstALock:
         assert dict(found.compared) == {}
         assert found.uncompared == ("stream 'loss', rank 0: not in this run",)
 
+    def part(self, *steps: int, change: int | None = None, stream: str = "loss") -> RunEvidence:
+        """The run of `long`, at these steps only."""
+        lines = [(stream, s, f"d{s}" if s != change else "X") for s in steps]
+        return gather([Emitter(0, tuple(lines))])
+
+    def test_a_resumed_run_is_compared_at_its_own_steps(self) -> None:
+        kept = locked.keep(self.part(*range(7)))
+        found = locked.verify(kept, self.part(3, 4, 5, 6))
+        assert (found.differences, found.uncompared) == ((), ())
+        assert found.line == "verified 4 of 7 steps in 1 stream"
+        (difference,) = locked.verify(kept, self.part(3, 4, 5, 6, change=5)).differences
+        assert difference == Difference("loss", 0, 5, "d5", "X")
+
+    def test_a_lock_of_a_resumed_run_verifies_that_run_and_longer_ones(self) -> None:
+        for length in (4, 16, 17, 40):
+            steps = range(3, 3 + length)
+            kept = locked.keep(self.part(*steps))
+            assert kept.streams[0].at == tuple(steps)[: locked.HEAD]
+            for run_steps in (steps, range(60)):
+                found = locked.verify(kept, self.part(*run_steps))
+                assert (found.differences, found.uncompared) == ((), ())
+                assert dict(found.compared) == {("loss", 0): length}
+                last = steps[-1]
+                assert locked.verify(kept, self.part(*run_steps, change=last)).differences
+
+    def test_steps_that_the_lock_keeps_only_together_are_compared_only_together(self) -> None:
+        kept = locked.keep(self.part(*range(3, 30)))
+        sparse = [s for s in range(3, 50) if s != 25]
+        found = locked.verify(kept, self.part(*sparse))
+        assert (found.differences, dict(found.compared)) == ((), {("loss", 0): locked.HEAD})
+
+    def test_without_a_step_in_common_nothing_differs_and_nothing_is_compared(self) -> None:
+        found = locked.verify(locked.keep(self.part(*range(7))), self.part(10, 11))
+        assert (found.differences, dict(found.compared)) == ((), {})
+        assert found.uncompared == (
+            "stream 'loss', rank 0: no step in common: the lock has 0 to 6, this run 10 to 11",
+        )
+        (late,) = locked.verify(locked.keep(self.long()), self.part(20, 21)).uncompared
+        assert "0 to 15 one by one, and one digest over these and 24 more" in late
+
+    def test_processes_without_a_rank_are_matched_at_the_steps_in_common(self) -> None:
+        def both(first: int) -> RunEvidence:
+            each = [tuple(("loss", s, f"{name}{s}") for s in range(first, 7)) for name in "ab"]
+            return gather([Emitter(None, lines) for lines in each])
+
+        found = locked.verify(locked.keep(both(0)), both(3))
+        assert (found.differences, found.uncompared) == ((), ())
+        assert found.line == "verified 8 of 14 steps in 1 stream"
+
+    def test_what_differs_is_not_counted_as_verified(self) -> None:
+        found = locked.verify(locked.keep(self.part(0, 1)), self.part(0, 1, change=1))
+        assert found.line == "verified 0 of 2 steps in 0 streams"
+
     def test_steps_with_other_numbers_are_another_run(self) -> None:
         shifted = gather([Emitter(0, tuple(("loss", s + 1, f"d{s}") for s in range(40)))])
         assert locked.verify(locked.keep(self.long()), shifted).differences

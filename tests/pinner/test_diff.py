@@ -253,6 +253,9 @@ def test_evidence_of_a_shorter_run_is_compared_as_far_as_it_goes() -> None:
     long = _streams(StreamRecord("loss", 0, 9, "long", ("a", "b", "c")))
     assert diff_locks(long, _streams(StreamRecord("loss", 0, 2, "short", ("a", "b")))).empty
     assert diff_locks(long, _streams(StreamRecord("loss", 0, 2, "short", ("a", "x")))).evidence
+    resumed = StreamRecord("loss", 0, 2, "resumed", ("b", "c"), at=(1, 2))
+    assert diff_locks(long, _streams(resumed)).empty
+    assert diff_locks(long, _streams(replace(resumed, head=("b", "x")))).evidence
 
 
 def test_when_a_lock_was_written_is_no_difference() -> None:

@@ -435,3 +435,40 @@ def test_the_workload_runs_without_pinner_too() -> None:
         text=True,
     )
     assert done.stdout.splitlines()[-1] == "step 2 value 14.0"
+
+
+class TestVerifyingResumedRuns:
+    """The steps of a resumed run are compared with the same steps of the lock."""
+
+    @pytest.fixture
+    def pinner(self, tmp_path: Path) -> Pinner:
+        pinner = Pinner(tmp_path)
+        pinner.path("resumes.py").write_text(
+            "import os, pinner\n"
+            "first, last = map(int, os.environ.get('STEPS', '0,6').split(','))\n"
+            "for s in range(first, last + 1):\n"
+            "    pinner.fingerprint('loss', s * float(os.environ.get('TIMES', 1)), step=s)\n"
+        )
+        return pinner
+
+    def verified(self, pinner: Pinner, **environ: str) -> tuple[int, str]:
+        said = pinner("enforce", "--verify", "--", sys.executable, "resumes.py", **environ)
+        return said.code, said.text
+
+    def test_from_the_start_or_from_the_middle(self, pinner: Pinner) -> None:
+        assert pinner("record", "--", sys.executable, "resumes.py").code == 0
+        assert "verified 7 of 7 steps in 1 stream" in self.verified(pinner)[1]
+        code, said = self.verified(pinner, STEPS="3,6")
+        assert (code, "verified 4 of 7 steps in 1 stream" in said) == (0, True), said
+        code, said = self.verified(pinner, STEPS="3,6", TIMES="2")
+        assert (code, "stream 'loss', rank 0, step 3" in said) == (1, True), said
+        code, said = self.verified(pinner, STEPS="10,12")
+        assert (code, "bits differ" in said) == (2, False), said
+        assert "the lock has 0 to 6, this run 10 to 12" in said
+
+    def test_a_lock_recorded_from_the_middle(self, pinner: Pinner) -> None:
+        assert pinner("record", "--", sys.executable, "resumes.py", STEPS="3,30").code == 0
+        assert "at = [3, 4, 5," in pinner.path("pinner.lock.toml").read_text()
+        for steps in ("3,30", "0,40"):
+            code, said = self.verified(pinner, STEPS=steps)
+            assert (code, "verified 28 of 28 steps" in said) == (0, True), said
