@@ -164,6 +164,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
         *(f"note: {item.text}" for item in unpinned if not item.loaded),
         *(f"note: {text}" for text in coverage.notes),
         *(f"note: {text}" for x in run.launchers for text in x.texts("missing")),
+        *(f"note: {text}" for text in judge.silent_taps(run)),
         *differing,
         *uncompared,
         *(() if verification is None else (verification.line,)),

@@ -164,6 +164,29 @@ def fault_texts(run: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
+def silent_taps(run: Run) -> tuple[str, ...]:
+    """One line for each metric tap that was asked for and gave no value, with the cause."""
+    settings = run.session.settings
+    if not settings.taps or not settings.evidence:
+        return ()
+    seen = run.evidence().streams
+    causes: dict[str, dict[str, None]] = {}
+    for _, problem in run.problems("note"):
+        if problem.chooser == "evidence":
+            causes.setdefault(problem.kernel, {}).setdefault(problem.text)
+    return tuple(
+        f"metric tap {tap['stream']!r} gave no value: "
+        + ("; ".join(causes.get(tap["stream"], ())) or _NEVER_CALLED.format(**tap))
+        for tap in settings.taps
+        if tap["stream"] not in seen
+    )
+
+
+_NEVER_CALLED = (
+    "module {module} was never imported, or its {function} never called outside compiled regions"
+)
+
+
 def incomplete_launchers(run: Run) -> tuple[str, ...]:
     """One line for each launcher of a run that did not come to its end, or never came."""
     lines = [f"{x.name} started and never ended" for x in run.launchers if not x.ended]
@@ -252,8 +275,9 @@ def _absent(run: Run, part: Participation) -> Refusal | None:
 
 
 def _evidence_missing(run: Run) -> Refusal | None:
-    """Evidence that was asked for and that no launcher of the run saw."""
+    """Evidence that was asked for and that nobody saw."""
     missing = _in_all([launcher.texts("missing") for launcher in run.launchers])
+    missing += silent_taps(run)
     if not missing:
         return None
     return Refusal(NOTHING, "evidence-missing", "; ".join(missing))

@@ -411,3 +411,55 @@ class TestTraining:
             (stream, 0, 1) for stream in STREAMS
         }
         assert any(line.startswith("bits differ: stream ") for line in said.lines)
+
+
+class TestTapsThatGiveNothing:
+    """A metric that was asked for and never seen is no evidence, and not to be sealed without."""
+
+    @pytest.fixture
+    def own(self, tmp_path: Path) -> Pinner:
+        pinner = Pinner(tmp_path)
+        pinner.path("metric.py").write_text("def loss(value):\n    return value\n")
+        pinner.path("runs.py").write_text(
+            "import os, pinner\n"
+            "for s in range(3): pinner.fingerprint('own', s * 1.5)\n"
+            "if os.environ.get('IMPORTS', '1') == '1': import metric\n"
+            "if os.environ.get('CALLS', '1') == '1': metric.loss(2.5); metric.loss(1.5)\n"
+        )
+        return pinner
+
+    def recorded(self, own: Pinner, tap: str = "", **environ: str) -> tuple[int, str]:
+        fields = {"module": "'metric'", "function": "'loss'", "stream": "'lm'"}
+        fields.update(line.split(" = ", 1) for line in tap.splitlines())
+        lines = [f"{name} = {value}\n" for name, value in fields.items()]
+        own.path("own.toml").write_text("[[tap]]\n" + "".join(lines))
+        path = f"{own.folder}:{own.environ()['PYTHONPATH']}"
+        words = ["record", "--tap", "own.toml", "--", sys.executable, "runs.py"]
+        said = own(*words, PYTHONPATH=path, **environ)
+        return said.code, said.text
+
+    def test_one_that_gives_a_value_is_evidence(self, own: Pinner) -> None:
+        code, said = self.recorded(own)
+        assert (code, "the same bits in 2 streams" in said) == (0, True), said
+
+    @pytest.mark.parametrize(
+        ("tap", "environ", "cause"),
+        [
+            ("function = 'losses'", {}, "expected a function losses in metric, found none"),
+            (
+                "value = { argument = 'x' }",
+                {},
+                "expected an argument 'x' of metric:loss, found (value)",
+            ),
+            ("", {"IMPORTS": "0", "CALLS": "0"}, "module metric was never imported, or its loss"),
+            ("", {"CALLS": "0"}, "module metric was never imported, or its loss never called"),
+            ("index = 3", {}, "metric:loss gave no value at index 3"),
+        ],
+    )
+    def test_one_that_gives_none_is_refused_with_its_cause(
+        self, own: Pinner, tap: str, environ: dict[str, str], cause: str
+    ) -> None:
+        code, said = self.recorded(own, tap, **environ)
+        assert code == 2, said
+        assert f"metric tap 'lm' gave no value: {cause}" in said
+        assert not own.path("pinner.lock.toml").exists()
