@@ -100,9 +100,8 @@ class _Met:
             found = {**fields, "key": dict(record.key), "config": dict(record.config)}
             self._other(_BY_CHOICE[record.how], process, found)
             return
-        entry = self._entry(record)
-        if entry is not None:
-            places = self._cached if record.how == "disk" else self._forced
+        places = self._cached if record.how == "disk" else self._forced
+        for entry in self._entries(record):
             places.setdefault(entry.identity, []).append(process)
 
     def problem(self, process: str, record: ProblemRecord) -> None:
@@ -112,13 +111,27 @@ class _Met:
         elif record.kind == "note":
             self._notes.setdefault(f"{record.kernel}: {record.text}".removeprefix(": "))
 
-    def _entry(self, record: ChoiceRecord) -> TritonEntry | None:
-        """The locked entry that decided this; a key may stand under that of a twin ("shared")."""
+    def _entries(self, record: ChoiceRecord) -> list[TritonEntry]:
+        """The locked entries that decided this.
+
+        A key may stand under that of a twin ("shared"). Where one config is left of a list, every
+        call takes it and no key is looked up: the entries that lock this config are in force.
+        """
         place = (record.kernel, record.source)
         exact = self._by_identity.get((*place, canonical(record.key)))
-        if exact is not None or record.how != "shared":
-            return exact
-        return self._by_share.get((*place, share_class(record.key)))
+        if exact is not None:
+            return [exact]
+        if record.how == "shared":
+            twin = self._by_share.get((*place, share_class(record.key)))
+            return [] if twin is None else [twin]
+        if record.how != "forced" or record.key or record.alternatives != 1:
+            return []
+        config = canonical(record.config)
+        return [
+            entry
+            for entry in self._lock.triton
+            if (entry.kernel, entry.source, entry.config_text) == (*place, config)
+        ]
 
     def _other(self, field: str, process: str, found: dict[str, Any]) -> None:
         known = self._others.setdefault(field, {}).setdefault(_same(field, found), found)

@@ -50,6 +50,14 @@ def test_every_locked_entry_is_used_cached_or_unused() -> None:
     assert found == {"locked": 3, "used": 1, "cached": 1, "unused": 1}
 
 
+def test_one_config_that_is_left_of_a_list_uses_all_entries_that_lock_it() -> None:
+    made = lock(entry(1), entry(2), entry(3, block=64), entry(1, kernel="m:other"))
+    left = {**choice(0, "forced"), "key": {}, "alternatives": 1}
+    assert counts(made, process(left)) == {"locked": 4, "used": 2, "unused": 2}
+    for other in ({"alternatives": 2}, {"how": "only"}, {"source": "sha256:bb"}):
+        assert counts(made, process({**left, **other})) == {"locked": 4, "unused": 4}
+
+
 def test_ranks_that_use_one_entry_are_one_use_with_two_names() -> None:
     ledgers = [process(choice(1, "forced"), rank=rank, pid=rank) for rank in range(2)]
     found = cover(lock(entry(1)), ledgers)
