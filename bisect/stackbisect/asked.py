@@ -19,6 +19,13 @@ from stackbisect.spaces import window
 
 Tell = Callable[[int, int], None]
 
+_TAG_OPTIONS = ("tags", "order", "list", "platform", "insecure_registry")
+_CONTAINER_OPTIONS = (
+    *("mount", "shm_size", "ipc", "ulimit", "user", "device", "gpus", "network", "read_only"),
+    *("entrypoint", "transfer", "image_budget"),
+)
+_DEFAULTS = {"order": "version", "transfer": "auto"}
+
 
 def need_command(arguments: argparse.Namespace) -> None:
     """Raise UsageError where there is nothing to try."""
@@ -29,9 +36,11 @@ def need_command(arguments: argparse.Namespace) -> None:
 def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
     """What it takes to make the runtime again; nothing secret may be in it."""
     _refuse_secrets(arguments.env)
+    evidence(arguments)
+    seconds(arguments.time_limit)
     taps = [dict(tap) for tap in read_taps(arguments.tap)]
     if arguments.runtime == "venv" or arguments.package:
-        _need(arguments, "venv", ("package",), ("image",))
+        _need(arguments, "venv", ("package",), ("image", *_TAG_OPTIONS, *_CONTAINER_OPTIONS))
         setup = {
             "runtime": "venv",
             "package": arguments.package,
@@ -45,12 +54,17 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         base_python.refuse_credentials([*setup["with"], *setup["index_args"]])
         return setup
     _need(arguments, "docker", ("image",), ("package", "extras", "index_args", "pre"))
+    if arguments.tags is not None:
+        _check_expression("--tags", arguments.tags)
+    options = _container_options(arguments)
+    container_options.host_config(options)
+    container_options.environment(options, environ)
     return {
         "runtime": "docker",
         "image": arguments.image,
         "platform": arguments.platform,
         "insecure": arguments.insecure_registry,
-        "options": _container_options(arguments).to_json(),
+        "options": options.to_json(),
         "transfer": arguments.transfer,
         "image_budget": None
         if arguments.image_budget is None
@@ -66,7 +80,7 @@ def _need(
         if not getattr(arguments, name):
             raise UsageError(f"--runtime {runtime}: expected --{name}, found none")
     for name in other:
-        if getattr(arguments, name):
+        if getattr(arguments, name) not in (None, False, "", [], _DEFAULTS.get(name)):
             option = {"extras": "with"}.get(name, name.replace("_", "-"))
             raise UsageError(f"--{option} does not go with --runtime {runtime}")
 
@@ -165,12 +179,6 @@ def header(
     workdir: Path,
 ) -> Header:
     """What the bisection is about, as its journal keeps it."""
-    evidence = EvidenceOptions(tuple(arguments.evidence_file), tuple(arguments.evidence_stdout))
-    for expression in evidence.stdout:
-        try:
-            re.compile(expression)
-        except re.error as error:
-            raise UsageError(f"--evidence-stdout {expression!r}: {error}") from None
     words = [word for word in arguments.words[1:] if word != "--fresh"]
     named = [] if arguments.name else ["--name", name]
     again = ("stackbisect", "run", "--fresh", *named, *words, "--", *arguments.command)
@@ -178,8 +186,8 @@ def header(
         command=tuple(arguments.command),
         workdir=str(workdir),
         verdict=arguments.verdict,
-        evidence=evidence,
-        time_limit=_seconds(arguments.time_limit),
+        evidence=evidence(arguments),
+        time_limit=seconds(arguments.time_limit),
         candidates=found.candidates,
         setup=dict(setup),
         runtime=dict(described),
@@ -197,7 +205,25 @@ def default_name(arguments: argparse.Namespace) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")
 
 
-def _seconds(text: str | None) -> float | None:
+def evidence(arguments: argparse.Namespace) -> EvidenceOptions:
+    """The evidence asked for. Raises UsageError."""
+    found = EvidenceOptions(tuple(arguments.evidence_file), tuple(arguments.evidence_stdout))
+    for expression in found.stdout:
+        _check_expression("--evidence-stdout", expression)
+    return found
+
+
+def _check_expression(option: str, expression: str) -> None:
+    try:
+        re.compile(expression)
+    except re.error as error:
+        raise UsageError(
+            f"{option}: expected a regular expression, found {expression!r}: {error}"
+        ) from None
+
+
+def seconds(text: str | None) -> float | None:
+    """A time limit in seconds. Raises UsageError."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)

@@ -56,7 +56,7 @@ def outcome(
         if step.no_evidence:
             found["hint"] = HOW_TO_GIVE_EVIDENCE
     elif isinstance(step, probing.Same):
-        found.update(status="not_reproduced", reason="both ends give the same bits")
+        found.update(status="not_reproduced", reason=step.reason)
         found["notes"] += step.notes
     elif isinstance(step, probing.Found):
         _add_answer(found, record, step)
@@ -271,7 +271,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from (f"note: {note}" for note in found["notes"])
     yield ""
-    yield f"{found['probes']} probes, {_duration(found['seconds'])}"
+    word = "probe" if found["probes"] == 1 else "probes"
+    yield f"{found['probes']} {word}, {_duration(found['seconds'])}"
     if found.get("resume"):
         yield f"go on with: {found['resume']}"
     yield f"run it again: cd {shlex.quote(found['workdir'])} && {found['again']}"

@@ -40,8 +40,9 @@ class Try:
 
 @dataclass(frozen=True)
 class Same:
-    """Both ends give the same bits: there is nothing to look for."""
+    """Both ends are alike: there is nothing to look for. `reason` says in what."""
 
+    reason: str
     notes: tuple[str, ...] = ()
 
 
@@ -82,7 +83,7 @@ def next_step(ids: Sequence[str], seen: Seen, rule: Rule) -> Step:
     """
     good, bad = ids[0], ids[-1]
     if good == bad:
-        return Same(("both ends are one and the same candidate",))
+        return Same("both ends are one and the same candidate: nothing was tried")
     for end, name in ((good, "good"), (bad, "bad")):
         step = _try_end(name, ids.index(end), seen.get(end, ()), rule)
         if step is not None:
@@ -91,7 +92,8 @@ def next_step(ids: Sequence[str], seen: Seen, rule: Rule) -> Step:
     if isinstance(ends, EndsFailure):
         return ends
     if ends.good == ends.bad:
-        return Same(ends.notes)
+        alike = "end the same way" if rule.name == "exit-code" else "give the same bits"
+        return Same(f"both ends {alike}", ends.notes)
     return _between(ids, seen, ends, rule)
 
 
@@ -137,7 +139,7 @@ def _between(ids: Sequence[str], seen: Seen, ends: Ends, rule: Rule) -> Step:
 def _verdicts(ids: Sequence[str], seen: Seen, ends: Ends, rule: Rule) -> list[Verdict | None]:
     found: dict[str, Verdict | None] = {
         ids[0]: Verdict("good", ends.good),
-        ids[-1]: Verdict("bad", ends.bad),
+        ids[-1]: Verdict("good" if ends.bad == ends.good else "bad", ends.bad),
     }
     for each in ids:
         if each not in found:

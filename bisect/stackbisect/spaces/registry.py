@@ -178,7 +178,7 @@ class Registry:
                 f"{host} refuses {self._repository.path} ({code}: {words}); "
                 f"log in with `docker login {host}`, with an account that may read it"
             )
-        raise InfrastructureError(f"{host} answered {code} ({words}); resume later")
+        raise InfrastructureError(f"{host} answered {code} ({words}); try again later")
 
     def _answer(self, response: requests.Response) -> str | None:
         """What to put into Authorization for the challenge of a 401, or None without a login."""
@@ -255,7 +255,7 @@ class Registry:
             except requests.exceptions.RequestException as error:
                 if last:
                     raise InfrastructureError(
-                        f"{_place(address)} cannot be reached: {_reason(error)}; resume later"
+                        f"{_place(address)} cannot be reached: {_reason(error)}; try again later"
                     ) from error
                 self._wait(2.0**attempt, address)
                 continue
@@ -267,13 +267,13 @@ class Registry:
                 self._wait(asked if asked is not None else 2.0**attempt, address)
             else:
                 return response
-        raise InfrastructureError(f"{_place(address)} keeps limiting requests; resume later")
+        raise InfrastructureError(f"{_place(address)} keeps limiting requests; try again later")
 
     def _wait(self, seconds: float, address: str) -> None:
         if self._waited + seconds > WAIT_BUDGET_S:
             raise InfrastructureError(
                 f"{_place(address)} limits requests and asks to wait {seconds:g} s more; "
-                "resume later (an account that is logged in may have a higher limit)"
+                "try again later (an account that is logged in may have a higher limit)"
             )
         self._waited += seconds
         self._sleep(seconds)
