@@ -58,9 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str], world: World) -> int:
     """Run the command in a given world."""
     own, command = _split(words)
-    arguments = _parser().parse_args(own)
-    arguments.words, arguments.command = own, command
+    arguments = argparse.Namespace(json="--json" in own)
     try:
+        arguments = _parser().parse_args(own)
+        arguments.words, arguments.command = own, command
         return int(arguments.function(arguments, world))
     except (UsageError, TapError) as error:
         return _fails(arguments, world, str(error), USAGE)
@@ -113,7 +114,7 @@ def _run(arguments: argparse.Namespace, world: World) -> int:
         aside = journal.set_aside(folder)
         if aside is not None:
             world.watcher.says(f"the bisection that was there is kept as {aside.name}")
-    runtime = choose.runtime(setup, folder, world.environ)
+    runtime = choose.runtime(setup, folder, world.environ, world.watcher.pulls)
     try:
         header = asked.header(
             arguments,
@@ -139,7 +140,7 @@ def _resume(arguments: argparse.Namespace, world: World) -> int:
             )
         if not Path(header.workdir).is_dir():
             raise UsageError(f"{header.workdir}, where the command ran, is not there any more")
-        runtime = choose.runtime(header.setup, folder, world.environ)
+        runtime = choose.runtime(header.setup, folder, world.environ, world.watcher.pulls)
         try:
             if held.record.answer is None:
                 now = replace(header, runtime=runtime.describe())
@@ -322,9 +323,8 @@ def _clean(arguments: argparse.Namespace, world: World) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Print the mistake and exit with 64."""
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+        """Raise the mistake; the whole usage would bury it."""
+        raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -333,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Finds where a run's bits change: across container tags and package versions.",
         epilog="Exit codes: 0 found, 1 not reproduced, 2 narrowed to a range that cannot be "
         "tested, 4 the ends cannot be tested, 5 the machinery failed (resumable), 64 usage, "
-        "65 unreadable journal.",
+        "65 unreadable journal, 130 interrupted (resumable).",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     begin = _command(commands, "run", _run, "search between two ends: run ... -- CMD")
@@ -372,11 +372,21 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
         "--good", required=True, metavar="TAG|VERSION", help="where the bits are good"
     )
     ends.add_argument("--bad", required=True, metavar="TAG|VERSION", help="where they are not")
-    ends.add_argument("--runtime", choices=("docker", "venv"), default=None)
+    ends.add_argument(
+        "--runtime",
+        choices=("docker", "venv"),
+        default=None,
+        help="default: docker with --image, venv with --package",
+    )
     tags = parser.add_argument_group("container tags")
     tags.add_argument("--image", metavar="HOST/NAME", help="the repository")
     tags.add_argument("--tags", metavar="REGEX", help="only tags that match")
-    tags.add_argument("--order", choices=("version", "created"), default="version")
+    tags.add_argument(
+        "--order",
+        choices=("version", "created"),
+        default="version",
+        help="by the numbers in the tag, or by the image's creation date; default: version",
+    )
     tags.add_argument("--list", metavar="FILE", help="tags in their order, one a line")
     tags.add_argument("--platform", metavar="OS/ARCH", help="default: this machine's")
     tags.add_argument("--insecure-registry", action="store_true", help="allow plain HTTP")
@@ -399,25 +409,55 @@ def _probe_options(parser: argparse.ArgumentParser) -> None:
     probes = parser.add_argument_group("probes and verdicts")
     probes.add_argument("--name", help="of this bisection; default: from what is searched")
     probes.add_argument("--fresh", action="store_true", help="begin again; the old one is kept")
-    probes.add_argument("--verdict", choices=("evidence", "exit-code"), default="evidence")
-    probes.add_argument("--evidence-file", metavar="GLOB", action="append", default=[])
-    probes.add_argument("--evidence-stdout", metavar="REGEX", action="append", default=[])
-    probes.add_argument("--tap", metavar="NAME|FILE", action="append", default=[])
+    probes.add_argument(
+        "--verdict",
+        choices=("evidence", "exit-code"),
+        default="evidence",
+        help="from the bits (default), or by git's rule: 0 good, 125 skip, 1-127 bad, 128+ abort",
+    )
+    _repeated(probes, "--evidence-file", "GLOB", "files the command writes are evidence")
+    _repeated(
+        probes,
+        "--evidence-stdout",
+        "REGEX",
+        "what the command prints is evidence: one step a match, the first group where there is one",
+    )
+    _repeated(probes, "--tap", "NAME|FILE", "fingerprint the metrics of a known trainer")
     probes.add_argument("--time-limit", metavar="TIME", help="for one probe: 90, 30m, 2h")
-    probes.add_argument("--env", metavar="NAME[=VALUE]", action="append", default=[])
+    _repeated(
+        probes,
+        "--env",
+        "NAME[=VALUE]",
+        "set for the command; a bare NAME is taken from here and its value never written down",
+    )
     container = parser.add_argument_group("containers (as docker run has them)")
-    container.add_argument("--mount", metavar="SPEC", action="append", default=[])
-    container.add_argument("--shm-size", metavar="SIZE")
-    container.add_argument("--ipc", metavar="MODE")
-    container.add_argument("--ulimit", metavar="NAME=SOFT[:HARD]", action="append", default=[])
-    container.add_argument("--user", metavar="USER")
-    container.add_argument("--device", metavar="DEVICE", action="append", default=[])
-    container.add_argument("--gpus", metavar="GPUS")
-    container.add_argument("--network", metavar="NAME")
-    container.add_argument("--read-only", action="store_true")
-    container.add_argument("--entrypoint", metavar="PROGRAM")
-    container.add_argument("--transfer", choices=("auto", "bind", "copy"), default="auto")
-    container.add_argument("--image-budget", metavar="SIZE", help="for images pulled here")
+    _repeated(container, "--mount", "SPEC", "type=bind,source=/data,target=/data,readonly")
+    container.add_argument("--shm-size", metavar="SIZE", help="of /dev/shm: 16g")
+    container.add_argument("--ipc", metavar="MODE", help="host, private, shareable, ...")
+    _repeated(container, "--ulimit", "NAME=SOFT[:HARD]", "memlock=-1")
+    container.add_argument("--user", metavar="USER", help="default: the image's own")
+    _repeated(container, "--device", "DEVICE", "HOST[:CONTAINER[:rwm]]")
+    container.add_argument("--gpus", metavar="GPUS", help="all, 2, device=0")
+    container.add_argument("--network", metavar="NAME", help="default: the daemon's")
+    container.add_argument(
+        "--read-only", action="store_true", help="the root file system cannot be written"
+    )
+    container.add_argument("--entrypoint", metavar="PROGRAM", help="instead of the image's own")
+    container.add_argument(
+        "--transfer",
+        choices=("auto", "bind", "copy"),
+        default="auto",
+        help="how evidence comes out: a mounted folder, or an archive; default: what works",
+    )
+    container.add_argument(
+        "--image-budget",
+        metavar="SIZE",
+        help="of images pulled here, the least recently used beyond it are removed; default: none",
+    )
+
+
+def _repeated(group: Any, name: str, metavar: str, help: str) -> None:
+    group.add_argument(name, metavar=metavar, action="append", default=[], help=help)
 
 
 if __name__ == "__main__":

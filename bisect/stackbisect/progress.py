@@ -50,6 +50,10 @@ class Plain:
             self._told = now
             self.says(f"looked up {done} of {of} images")
 
+    def pulls(self, text: str) -> None:
+        """An image is pulled for the probe that runs."""
+        self.says(f"  {text}")
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -89,6 +93,12 @@ class Rich:
         self._show(f"looking up images: {done} of {of}")
         if done == of:
             self._status.stop()
+
+    def pulls(self, text: str) -> None:
+        """An image is pulled for the probe that runs."""
+        from rich.markup import escape
+
+        self._status.update(escape(f"{self._doing}  {text}"))
 
     def close(self) -> None:
         """Give the terminal back."""

@@ -98,6 +98,8 @@ def test_gpus_are_read_as_docker_reads_them(text: str, wanted: dict[str, object]
 def test_unquoted_list_of_gpus_is_refused_with_the_quotes_it_needs() -> None:
     with pytest.raises(OptionError, match='"device=0,1"'):
         options.gpus("device=0,1")
+    with pytest.raises(OptionError, match='"device=0,1"'):
+        options.gpus("0,1")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ pytest.importorskip("docker", reason="needs the Docker SDK for Python")
 
 from stackbisect.probe import InfrastructureError
 from stackbisect.runtimes.docker_engine import Engine, Stopped, Untestable
+from stackbisect.runtimes.pull_progress import PullProgress
 
 REPOSITORY = "127.0.0.1:42911/denied-eof/train"
 DIGEST = f"sha256:{'4290' * 16}"
@@ -103,6 +104,26 @@ def test_trouble_that_passes_is_no_trouble() -> None:
 def test_too_many_requests_say_what_to_do() -> None:
     with pytest.raises(InfrastructureError, match="log in for a higher limit"):
         _pull(*["toomanyrequests: You have reached your pull rate limit."] * 4)
+
+
+def test_a_long_pull_says_how_far_it_is() -> None:
+    said: list[str] = []
+    times = iter([0.0, 1.0, 16.0, 20.0, 40.0, 41.5])
+    progress = PullProgress("24.05-py3", 20_000_000_000, said.append, lambda: next(times))
+    for line in (
+        {"status": "Pulling fs layer", "id": "a"},
+        {"status": "Downloading", "id": "a", "progressDetail": {"current": 5e9, "total": 9e9}},
+        {"status": "Download complete", "id": "a", "progressDetail": {}},
+        {"status": "Extracting", "id": "a", "progressDetail": {"current": 1, "total": 9e9}},
+    ):
+        progress.saw(line)
+    progress.done()
+    assert said == [
+        "pulling 24.05-py3 (20000 MB)...",
+        "pulling 24.05-py3: 5000 of 20000 MB downloaded, 16 s",
+        "unpacking 24.05-py3: 9000 of 20000 MB downloaded, 40 s",
+        "pulled 24.05-py3 in 41.5 s",
+    ]
 
 
 def test_a_pull_can_be_stopped() -> None:

@@ -242,6 +242,8 @@ def test_equal_ends_are_not_searched(program: Program) -> None:
     assert ended.code == SAME
     assert ended.report["status"] == "not_reproduced"
     assert ended.report["probes"] == 4
+    assert [each["verdict"] for each in ended.report["verdicts"]] == ["good", None, "good"]
+    assert "the change is between" not in program("status", "b").out
 
 
 def test_no_evidence_is_an_error_that_names_the_ways(program: Program) -> None:
@@ -295,28 +297,20 @@ def test_the_plan_tries_nothing(program: Program) -> None:
     assert not (program.folder / ".stackbisect").exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "command", "shown"),
-    [
+def test_a_changed_bisection_is_refused_with_the_difference(program: Program) -> None:
+    series(program, "fb")
+    assert program.search("1.0", "1.1").code == FOUND
+    changes: list[tuple[Sequence[str], Sequence[str], str]] = [
         ((), ("python", "other.py"), 'command: was ["python", "work.py"], is'),
         (("--evidence-file", "*.bin"), (), 'evidence.files: was [], is ["*.bin"]'),
         (("--with", "summing"), (), 'setup.with: was [], is ["summing"]'),
         (("--time-limit", "5m"), (), "time_limit: was null, is 300.0"),
-    ],
-)
-def test_a_changed_bisection_is_refused_with_the_difference(
-    program: Program, more: Sequence[str], command: Sequence[str], shown: str
-) -> None:
-    series(program, "fb")
-    assert program.search("1.0", "1.1").code == FOUND
-    ended = program.search("1.0", "1.1", *more, command=command)
-    assert ended.code == USAGE
-    assert shown in ended.err
-
-
-def test_changed_candidates_are_refused_with_the_difference(program: Program) -> None:
-    series(program, "fb")
-    assert program.search("1.0", "1.1").code == FOUND
+    ]
+    for more, command, shown in changes:
+        ended = program.search("1.0", "1.1", *more, command=command)
+        assert ended.code == USAGE
+        assert shown in ended.err
+        assert "another --name, or --fresh" in ended.err
     wheels.summing(program.store, {"1.0.5": "forward"})
     ended = program.search("1.0", "1.1")
     assert ended.code == USAGE
@@ -356,21 +350,27 @@ def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(program: Program)
     while kills < 10:
         started = program.start(*(["resume", "b", "--json"] if program.journal() else begin))
         try:
-            started.communicate(timeout=drawn.uniform(0.1, 3.0))
-            break
+            out, err = started.communicate(timeout=drawn.uniform(0.1, 2.0))
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
             started.communicate()
             kills += 1
-        check_none_repeated(program)
-    assert kills >= 3
-    ended = program(*(["resume", "b", "--json"] if program.journal() else begin))
+            check_none_repeated(program)
+            continue
+        check_answer(program, Ended(started.returncode, out, err))
+        assert program("clean", "b").code == 0  # it was quicker: on to the next kill
+    last = program(*(["resume", "b", "--json"] if program.journal() else begin))
+    check_answer(program, last)
+    assert not left_behind(program)
+    assert not list(program.folder.glob(".stackbisect/b/probes/*/scratch"))
+
+
+def check_answer(program: Program, ended: Ended) -> None:
+    """The right answer, by as many probes as it takes and none twice."""
     assert ended.code == FOUND, ended.err
     assert (ended.report["last_good"], ended.report["first_bad"]) == ("1.7", "1.8")
     check_none_repeated(program)
     assert len(program.probes()) == ended.report["probes"] <= bound(14, 1)
-    assert not left_behind(program)
-    assert not list(program.folder.glob(".stackbisect/b/probes/*/scratch"))
 
 
 def check_none_repeated(program: Program) -> None:
@@ -471,6 +471,9 @@ def test_a_damaged_journal_is_unreadable_and_named(program: Program) -> None:
         assert "Traceback" not in ended.err
 
 
+NOWHERE = ("plan", "--image", "127.0.0.1:1/train", "--good", "1", "--bad", "2")
+
+
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
@@ -478,7 +481,7 @@ def test_a_damaged_journal_is_unreadable_and_named(program: Program) -> None:
         (["nonsense"], "nonsense"),
         (["resume", "none"], "known: none"),
         (["run", "--good", "1", "--bad", "2", "--package", "p"], "after `--`"),
-        (["run", "--good", "1", "--bad", "2", "--", "true"], "--image"),
+        (["run", "--good", "1", "--bad", "2"], "--image"),
         (
             ["plan", "--package", "p", "--image", "i", "--good", "1", "--bad", "2"],
             "--image does not",
@@ -498,13 +501,27 @@ def test_a_damaged_journal_is_unreadable_and_named(program: Program) -> None:
             "PIP_INDEX_URL",
         ),
         (["clean"], "--all"),
+        ([*("plan", "--package", "p", "--good", "1", "--bad", "2"), "--gpus", "all"], "--gpus"),
+        (
+            [*("plan", "--package", "p", "--good", "1", "--bad", "2"), "--order", "created"],
+            "--order",
+        ),
+        # Told before anything is asked: nothing listens there.
+        ([*NOWHERE, "--evidence-stdout", "("], "--evidence-stdout: expected a regular expression"),
+        ([*NOWHERE, "--tags", "("], "--tags: expected a regular expression"),
+        ([*NOWHERE, "--time-limit", "soon"], "expected a time such as 90, 30m or 2h, found 'soon'"),
+        ([*NOWHERE, "--shm-size", "5q"], "--shm-size"),
+        ([*NOWHERE, "--gpus", "0,1"], "--gpus"),
+        ([*NOWHERE, "--env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
     ],
 )
 def test_mistakes_are_told_in_words(program: Program, words: list[str], shown: str) -> None:
-    ended = program(*words)
+    ended = program(*words, "--json")
     assert ended.code == USAGE
     assert shown in ended.err
+    assert len(ended.err.splitlines()) == 1
     assert "Traceback" not in ended.err
+    assert (ended.report["status"], ended.report["exit_code"]) == ("error", USAGE)
 
 
 def test_variables_reach_the_command_and_secret_ones_no_file(program: Program) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from stackbisect.errors import UsageError
 from stackbisect.probe import ContainerOptions, Runtime
-from stackbisect.runtimes import container_options
+from stackbisect.runtimes import container_options, pull_progress
 from stackbisect.runtimes.base_python import Base, find_base
 
 ENVIRONMENTS = "envs"
@@ -23,11 +23,16 @@ class Cleanable(Runtime, Protocol):
         """Remove containers or environments of this bisection; return their number."""
 
 
-def runtime(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
-    """The runtime for a bisection in `folder`. Raises UsageError."""
+def runtime(
+    setup: Mapping[str, Any],
+    folder: Path,
+    environ: Mapping[str, str],
+    tell: pull_progress.Tell = pull_progress.silent,
+) -> Cleanable:
+    """The runtime for a bisection in `folder`; `tell` is told how pulls go. Raises UsageError."""
     if setup["runtime"] == "venv":
         return _venv(setup, folder, environ)
-    return _docker(setup, folder, environ)
+    return _docker(setup, folder, environ, tell)
 
 
 def command_env(setup: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
@@ -61,7 +66,9 @@ def _venv(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) ->
     )
 
 
-def _docker(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+def _docker(
+    setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], tell: pull_progress.Tell
+) -> Cleanable:
     try:
         from stackbisect.runtimes.docker import DockerRuntime
     except ImportError as error:
@@ -76,6 +83,7 @@ def _docker(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) 
             image_budget=setup["image_budget"],
             folder=folder.parent / IMAGES,
             environ=environ,
+            tell=tell,
         )
     except container_options.OptionError as error:
         raise UsageError(str(error)) from None

@@ -211,10 +211,17 @@ def gpus(text: str) -> dict[str, Any]:
     As with docker, the value is one CSV line: several devices need their own quotes.
     """
     found: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    seen: set[str] = set()
     for item in _fields("--gpus", text):
         key, given, value = item.partition("=")
         if not given:
             key, value = "count", key
+        if key in seen:
+            raise OptionError(
+                f"--gpus {text!r}: {key} stands there twice; "
+                "devices by number are '\"device=0,1\"', with both kinds of quotes"
+            )
+        seen.add(key)
         if key == "count":
             if value != "all" and not value.isdigit():
                 raise OptionError(f"--gpus: expected all or a number, found {value!r}")

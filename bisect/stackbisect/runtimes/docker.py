@@ -24,7 +24,7 @@ from stackbisect.probe import (
     ProbeResult,
     Status,
 )
-from stackbisect.runtimes import container_options
+from stackbisect.runtimes import container_options, pull_progress
 from stackbisect.runtimes.docker_engine import Engine, Stopped, Untestable
 from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer, failed
 from stackbisect.runtimes.image_store import ImageStore
@@ -38,7 +38,7 @@ class DockerRuntime:
 
     `bisection` is written on every container as a label. `folder` keeps what is known of images
     from run to run: which were pulled, what is in them. `image_budget` is in bytes; None is no
-    limit. Any number of threads may call `run` at once.
+    limit. `tell` is told how pulls go. Any number of threads may call `run` at once.
     """
 
     name = "docker"
@@ -53,13 +53,14 @@ class DockerRuntime:
         image_budget: int | None = None,
         environ: Mapping[str, str] = os.environ,
         connect: Callable[[], Engine] = Engine.connect,
+        tell: pull_progress.Tell = pull_progress.silent,
     ) -> None:
         """Read the options; raises OptionError. The daemon is first asked by other methods."""
         self._setup = Setup(options, bisection, dict(environ), connect)
         container_options.host_config(options)
         container_options.environment(options, environ)
         self._transfer = transfer
-        self._images = ImageStore(folder, image_budget, self._setup.labels())
+        self._images = ImageStore(folder, image_budget, self._setup.labels(), tell)
         self._lock = threading.Lock()
         self._swept = False
         self._closed = threading.Event()

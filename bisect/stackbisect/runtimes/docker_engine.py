@@ -160,14 +160,18 @@ class Engine:
         platform: str | None,
         stopped: Callable[[], bool],
         pause: Callable[[float], object] = time.sleep,
+        *,
+        saw: Callable[[dict[str, Any]], object] = lambda line: None,
     ) -> Image:
         """Pull `repository@digest` with the Docker config's login and return the image.
+
+        `saw` gets every line of the daemon's.
 
         Trouble that passes (a dropped connection, too many requests) is tried again. Raises
         Stopped as soon as `stopped()` is true between two lines of progress.
         """
         for attempt in range(_PULL_TRIES):
-            message = self._pull_once(repository, digest, platform, stopped)
+            message = self._pull_once(repository, digest, platform, stopped, saw)
             if message is None:
                 break
             why = _blame(message, repository)
@@ -180,7 +184,12 @@ class Engine:
         return image
 
     def _pull_once(
-        self, repository: str, digest: str, platform: str | None, stopped: Callable[[], bool]
+        self,
+        repository: str,
+        digest: str,
+        platform: str | None,
+        stopped: Callable[[], bool],
+        saw: Callable[[dict[str, Any]], object],
     ) -> str | None:
         """Pull once; return the daemon's message where it failed."""
         with _daemon(self.address):
@@ -194,6 +203,7 @@ class Engine:
                         raise Stopped
                     if "error" in line:
                         return str(line["error"])
+                    saw(line)
             except docker.errors.APIError as error:
                 return str(error.explanation or error)
         return None
@@ -351,7 +361,7 @@ def _pull_failure(repository: str, digest: str, message: str) -> Exception:
         host = repository.partition("/")[0]
         return InfrastructureError(f"{what}; log in with: docker login {host}")
     if why == "limit":
-        return InfrastructureError(f"{what}; wait, or log in for a higher limit, then resume")
+        return InfrastructureError(f"{what}; wait, or log in for a higher limit, then try again")
     return InfrastructureError(what)
 
 
@@ -371,7 +381,7 @@ def _daemon(address: str) -> Iterator[None]:
     ) as error:
         raise InfrastructureError(
             f"the Docker daemon at {address} does not answer ({_short(error)}); "
-            "start it, then resume"
+            "start it, or point DOCKER_HOST at one, then try again"
         ) from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pinner.durable import replace_text
 from stackbisect.probe import Candidate, InfrastructureError
-from stackbisect.runtimes import image_budget
+from stackbisect.runtimes import image_budget, pull_progress
 from stackbisect.runtimes.archive import ArchiveError
 from stackbisect.runtimes.docker_engine import Engine, Image, Untestable
 from stackbisect.runtimes.image_budget import Pulled
@@ -26,11 +26,18 @@ class ImageStore:
     """Gives out images and remembers which it pulled. Threads may share it.
 
     `folder` keeps what is known from run to run; None keeps it in memory. `budget` is in bytes;
-    None is no limit. `labels` are those of the bisection.
+    None is no limit. `labels` are those of the bisection. `tell` is told how pulls go.
     """
 
-    def __init__(self, folder: Path | None, budget: int | None, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        budget: int | None,
+        labels: Mapping[str, str],
+        tell: pull_progress.Tell = pull_progress.silent,
+    ) -> None:
         """Read what earlier runs pulled."""
+        self._tell = tell
         self._folder = folder
         self._budget = budget
         self._labels = dict(labels)
@@ -53,8 +60,7 @@ class ImageStore:
         try:
             image = engine.image(reference)
             if image is None:
-                repository, _, digest = reference.partition("@")
-                image = engine.pull(repository, digest, candidate.details.get("platform"), stopped)
+                image = self._pull(engine, candidate, stopped)
                 self._remember(reference, image)
             elif reference in self._pulled:
                 self._remember(reference, image)
@@ -63,6 +69,17 @@ class ImageStore:
             with self._lock:
                 self._in_use[reference] -= 1
             self._keep_to_budget(engine, reference)
+
+    def _pull(self, engine: Engine, candidate: Candidate, stopped: Callable[[], bool]) -> Image:
+        details = candidate.details
+        repository, _, digest = str(details["reference"]).partition("@")
+        progress = pull_progress.PullProgress(
+            candidate.label, int(details.get("size") or 0), self._tell
+        )
+        platform = details.get("platform")
+        image = engine.pull(repository, digest, platform, stopped, saw=progress.saw)
+        progress.done()
+        return image
 
     def contents(
         self, engine: Engine, candidate: Candidate, stopped: Callable[[], bool]
