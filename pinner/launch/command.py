@@ -7,18 +7,23 @@ sent to pinner is passed on, unless the sender is the command or one of its desc
 it to the whole group. (sudo does the same, for the same reason.) Telling these apart needs the
 sender, which a Python signal handler is not told: the signals are blocked here and taken out one by
 one with `sigtimedwait`. The command starts with the signal mask pinner was started with.
+
+Orphans of the command become pinner's children for as long as it runs (PR_SET_CHILD_SUBREAPER), so
+that a daemon cannot leave the family unseen. There `getppid` tells pinner's process id, not 1.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 FORWARDED = (
     signal.SIGINT,
@@ -35,6 +40,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # What a shell answers for a command that is not there, or is there and cannot be executed.
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+
+# <linux/prctl.h>
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+
+# Orphans that outlived their command. Unless it is reaped here, none of these ids is given anew.
+_orphans: set[int] = set()
 
 # A second Ctrl-C within this many seconds of the first one kills.
 SECOND_INTERRUPT_S = 3.0
@@ -91,8 +102,9 @@ def run(
     waited = [s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN]
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # under SIG_IGN no exit code could be read
+    own = children() - _orphans
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*waited, signal.SIGCHLD])
-    try:
+    with _adopting(), _restoring(before):
         stdout = _stdout(output)
         try:
             pid = _start(argv, environment, stdout.sink, {int(number) for number in before})
@@ -101,16 +113,47 @@ def run(
             return _not_started(argv, error, time.monotonic() - started)
         stdout.begin()
         on_start(pid)
-        loop = _Loop(pid, [*waited, signal.SIGCHLD], descendants, say)
+        loop = _Loop(pid, own, [*waited, signal.SIGCHLD], descendants, say)
         code = loop.until_ended(on_tick, tick_s)
         stdout.finish()
+        _orphans.update(loop.bury_orphans())
         return Ended(
             code=code if code >= 0 else 128 - code,
             seconds=time.monotonic() - started,
             interrupted=tuple(loop.ending),
         )
+
+
+def children() -> frozenset[int]:
+    """The process ids of this process's children, orphans that it was given and zombies too."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            text = path.read_text(encoding="ascii", errors="replace")
+            if int(text.rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(path.parent.name))
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def _restoring(mask: set[signal.Signals | int]) -> Iterator[None]:
+    try:
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Makes orphaned descendants children of this process, where the kernel lets it."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    before = ctypes.c_int(0)
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(before.value), 0, 0, 0)
 
 
 def _start(
@@ -142,11 +185,13 @@ class _Loop:
     def __init__(
         self,
         child: int,
+        own: frozenset[int],
         waited: Sequence[signal.Signals],
         descendants: Callable[[], Sequence[int]],
         say: Callable[[str], None],
     ) -> None:
         self._child = child
+        self._own = own
         self._waited = waited
         self._descendants = descendants
         self._say = say
@@ -160,12 +205,26 @@ class _Loop:
             pid, status = os.waitpid(self._child, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                self.bury_orphans()
             found = signal.sigtimedwait(self._waited, max(0.0, due - time.monotonic()))
             if found is not None and found.si_signo != signal.SIGCHLD:
                 self._take(found)
             if time.monotonic() >= due:
                 on_tick()
                 due = time.monotonic() + tick_s
+
+    def bury_orphans(self) -> set[int]:
+        """Reaps orphans that have ended, and returns those that live.
+
+        Whoever started our other children waits for those.
+        """
+        living = set()
+        for pid in children() - self._own - {self._child}:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    living.add(pid)
+        return living
 
     def _take(self, found: signal.struct_siginfo) -> None:
         number = found.si_signo

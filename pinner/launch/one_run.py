@@ -152,6 +152,7 @@ class _Watching:
         self._begun = time.monotonic()
         self._silence_told = False
         self._next_look = 0.0
+        self._strangers = command.children()
 
     def begin(self, pid: int) -> None:
         self._watch = Watch(
@@ -159,6 +160,8 @@ class _Watching:
             session=str(self._session.path),
             inject=str(shipped.inject_dir()),
             ledger=Path(self._session.ledger),
+            reaper=os.getpid(),
+            strangers=self._strangers,
         )
 
     def look(self) -> None:
@@ -180,16 +183,20 @@ class _Watching:
         return () if self._watch is None else self._watch.descendants()
 
     def survivors(self) -> tuple[int, ...]:
-        """Processes of the session that live on; helpers get a moment to notice the end."""
+        """Processes of the command that live on; helpers get a moment to notice the end."""
         end = time.monotonic() + LAST_BREATH_S
-        while members := self._watch.members() if self._watch is not None else ():
+        while living := self._watch.living() if self._watch is not None else ():
             if time.monotonic() > end:
-                return members
+                return living
             time.sleep(0.05)
         return ()
 
     def findings(self) -> tuple[Unpinned, ...]:
-        return () if self._watch is None else self._watch.findings()
+        """What was found until the end of the command, where it is looked once more."""
+        if self._watch is None:
+            return ()
+        self._watch.look(rested=True)
+        return self._watch.findings()
 
 
 def _obstacles(argv: Sequence[str]) -> tuple[command_line.Obstacle, ...]:

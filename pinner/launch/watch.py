@@ -4,6 +4,10 @@ What counts is what a process has loaded. One that maps torch's or Triton's libr
 ledger decides things that nobody records or pins: pins are broken. A Python process without pinner
 that never loads either (a system tool written in Python, say) can decide nothing and is only named.
 
+A ledger speaks for one program, not for all that its process becomes by exec: it belongs to the
+program that holds it open, or that ran under its process id, in the right environment, when it
+appeared.
+
 Looking happens a few times a second and never stops a process. What lives shorter than that can be
 missed; a command that is nothing but such processes is caught by having no ledger at all.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +35,10 @@ LEDGER_GRACE_S = 5.0
 _HELPERS = ("torch_shm_manager",)
 # Looking may take this share of one CPU.
 _SHARE = 0.05
+
+
+# A process's id and start time, and what a fork shares and an exec does not (`_Status.image`).
+_Place = tuple[int, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,14 @@ class _Status:
 class _Seen:
     """What is known of one program in one process.
 
-    pids: its process ids, here and in the namespaces it may live in.
+    own_pid: its process id as it sees it itself, which its ledger bears. pinned: it has a ledger.
     """
 
-    pids: frozenset[int]
+    own_pid: int
     argv: list[str]
     python: bool
     cause: str
+    pinned: bool = False
     loaded: str = ""
     loaded_since: float | None = None
     loaded_until: float = 0.0
@@ -96,6 +105,8 @@ class Watch:
 
     session, inject: what PINNER_SESSION and PYTHONPATH of a process under pinner hold.
     ledger: the folder of ledgers. proc: where /proc is. clock, spent: seconds, and those of CPU.
+    reaper: a process that is given the orphans of the family; 0 for none. strangers: children of
+    its own, of before the root was started.
     """
 
     root: int
@@ -106,25 +117,41 @@ class Watch:
     proc: Path = Path("/proc")
     clock: Callable[[], float] = time.monotonic
     spent: Callable[[], float] = time.thread_time
-    _seen: dict[tuple[int, str, tuple[str, ...]], _Seen] = field(default_factory=dict)
+    reaper: int = 0
+    strangers: frozenset[int] = frozenset()
+    _seen: dict[_Place, _Seen] = field(default_factory=dict)
     _family: dict[int, _Status] = field(default_factory=dict)
     _foreign: set[int] = field(default_factory=set)
+    _claimed: set[str] = field(default_factory=set)
     _rest_until: float = 0.0
 
-    def look(self) -> None:
-        """One look; skipped where the last one was so slow that it would be felt."""
+    def look(self, *, rested: bool = False) -> None:
+        """One look; skipped where the last one was so slow that it would be felt.
+
+        rested: look all the same.
+        """
         begun, spent = self.clock(), self.spent()
-        if begun < self._rest_until:
+        if begun < self._rest_until and not rested:
             return
-        reported = self._reported_here()
-        pinned = self._pinned_images(reported)
-        for pid, status in self._relatives().items():
-            self._look_at(pid, status, begun, pinned=status.image in pinned or pid in reported)
+        names = frozenset(_names(self.ledger))  # first: one that appears later is claimed later
+        programs = self._programs()
+        self._claim(names, programs.values())
+        pinned = {image for (_, _, image), seen in self._seen.items() if seen.pinned and image}
+        for (pid, _, image), seen in programs.items():
+            if not seen.pinned and image not in pinned:
+                self._look_at(pid, seen, begun, names)
         self._rest_until = begun + (self.spent() - spent) / _SHARE
 
     def descendants(self) -> tuple[int, ...]:
         """The process ids below the root that live now."""
         return tuple(pid for pid in self._relatives() if pid != self.root)
+
+    def living(self) -> tuple[int, ...]:
+        """Every process of the command that lives now, wherever it belongs by now."""
+        family = (
+            pid for pid in self._relatives() if _read(self.proc / str(pid) / "cmdline")
+        )  # a zombie has none
+        return tuple(sorted({*family, *self.members()}))
 
     def members(self) -> tuple[int, ...]:
         """Every process that lives now and was started in this session, orphans too."""
@@ -142,33 +169,53 @@ class Watch:
 
     def findings(self) -> tuple[Unpinned, ...]:
         """The processes that ran without pinner, those with torch or Triton first."""
-        reported = self._reported_here()
-        pinned = self._pinned_images(reported)
+        late = self._pids_of(set(_names(self.ledger)) - self._claimed)
+        places = self._seen.items()
+        pinned = {place for place, seen in places if seen.pinned or _is_heir(seen, late)}
+        images = {image for _, _, image in pinned if image}
         found = []
-        for (pid, _, image), seen in self._seen.items():
-            if seen.pids & reported or image in pinned:
-                continue  # forked from one that takes part: the chooser's hooks are in it
+        for place, seen in places:
+            if place in pinned or place[2] in images:
+                continue  # or forked from one that takes part: the chooser's hooks are in it
             cause = seen.cause or _unforeseen(seen)
             if cause and (seen.loaded or seen.python):
-                found.append(Unpinned(pid, _one_line(seen.argv), cause, seen.loaded))
+                found.append(Unpinned(place[0], _one_line(seen.argv), cause, seen.loaded))
         return tuple(sorted(found, key=lambda item: (not item.loaded, item.pid)))
 
-    def _reported_here(self) -> set[int]:
-        """The process ids of this host that have a ledger."""
+    def _pids_of(self, names: Iterable[str]) -> set[int]:
+        """The process ids of this host that have one of these ledgers."""
         here = "".join(c if c.isalnum() or c in "._" else "_" for c in self.host)
-        matches = (_LEDGER_NAME.match(name) for name in _names(self.ledger))
+        matches = (_LEDGER_NAME.match(name) for name in names)
         return {int(match.group(2)) for match in matches if match and match.group(1) == here}
 
-    def _pinned_images(self, reported: set[int]) -> set[tuple[str, ...]]:
-        """What the processes that take part look like, so that their forks can be told."""
-        found = self._seen.items()
-        return {image for (_, _, image), seen in found if image and seen.pids & reported}
+    def _claim(self, names: frozenset[str], living: Collection[_Seen]) -> None:
+        """Gives each new ledger to the program that runs under its process id now.
+
+        One that lives in an environment which keeps pinner out has taken the process over.
+        """
+        for name in names - self._claimed:
+            heirs = [seen for seen in living if _is_heir(seen, self._pids_of([name]))]
+            for seen in heirs:
+                seen.pinned = True
+            if heirs:
+                self._claimed.add(name)
+
+    def _programs(self) -> dict[_Place, _Seen]:
+        """What runs in each process of the family, where that can be told already."""
+        found = {}
+        for pid, status in self._relatives().items():
+            place = (pid, status.started, status.image)
+            seen = self._seen.get(place) or self._first_look(pid)
+            if seen is not None:
+                self._seen[place] = found[place] = seen
+        return found
 
     def _relatives(self) -> dict[int, _Status]:
         """The root and its descendants.
 
-        A process stays in the family when its parent ends. Strangers are looked at once, so that
-        a machine with thousands of processes costs little more than listing them.
+        A process stays in the family when its parent ends, and belongs to it where it was orphaned
+        before the first look. Strangers are looked at once, so that a machine with thousands of
+        processes costs little more than listing them.
         """
         listed = {int(name) for name in _names(self.proc) if name.isdigit()}
         self._foreign &= listed
@@ -179,36 +226,30 @@ class Watch:
             for pid, status in alive.items()
             if pid == self.root
             or (pid in self._family and self._family[pid].started == status.started)
+            or (status.parent == self.reaper != 0 and pid not in self.strangers)
         }
-        self._family = {
-            pid: status for pid, status in alive.items() if _descends(pid, known, alive)
-        }
-        self._foreign |= alive.keys() - self._family.keys()
+        lines = {pid: _line(pid, known, alive) for pid in alive}
+        self._family = {pid: status for pid, status in alive.items() if lines[pid] in known}
+        strange = self._foreign | {0}
+        self._foreign |= {pid for pid, oldest in lines.items() if oldest in strange}
         return self._family
 
-    def _look_at(self, pid: int, status: _Status, moment: float, pinned: bool) -> None:
-        place = (pid, status.started, status.image)
-        seen = self._seen.get(place)
-        if seen is None:
-            seen = self._first_look(pid, status)
-            if seen is None:
-                return
-            self._seen[place] = seen
-        if pinned:
-            return
+    def _look_at(self, pid: int, seen: _Seen, moment: float, names: frozenset[str]) -> None:
         seen.loaded = seen.loaded or self._loaded(pid)
         if seen.loaded:
             seen.loaded_since = moment if seen.loaded_since is None else seen.loaded_since
             seen.loaded_until = moment
+        if seen.loaded or (seen.python and seen.cause):
+            seen.pinned = not names.isdisjoint(_open_files(self.proc, pid))
 
-    def _first_look(self, pid: int, status: _Status) -> _Seen | None:
+    def _first_look(self, pid: int) -> _Seen | None:
         argv = _words(self.proc / str(pid) / "cmdline")
         if not argv:
             return None  # gone, or on its way out
         executable = _link(self.proc / str(pid) / "exe") or argv[0]
         python = command_line.is_python(executable)
         cause = self._cause(pid, argv if python else [])
-        return _Seen(_pids(self.proc, pid), argv, python, cause)
+        return _Seen(_own_pid(self.proc, pid), argv, python, cause)
 
     def _cause(self, pid: int, python_argv: list[str]) -> str:
         """Why the injection cannot work in this process, or ""."""
@@ -239,21 +280,33 @@ def _unforeseen(seen: _Seen) -> str:
     return "its environment is right, but it has no ledger"
 
 
-def _descends(pid: int, known: set[int], alive: Mapping[int, _Status]) -> bool:
+def _is_heir(seen: _Seen, pids: Collection[int]) -> bool:
+    return not seen.cause and seen.own_pid in pids
+
+
+def _line(pid: int, known: Collection[int], alive: Mapping[int, _Status]) -> int:
+    """The first known ancestor of a process, itself included; else the first that is not alive.
+
+    That is one of another family or, where it ended while all were read, nobody.
+    """
     for _ in range(len(alive)):
-        if pid in known:
-            return True
-        if pid not in alive:
-            return False
+        if pid in known or pid not in alive:
+            break
         pid = alive[pid].parent
-    return False
+    return pid
 
 
-def _pids(proc: Path, pid: int) -> frozenset[int]:
-    """A process's ids: a container without a host name of its own may still count from 1."""
+def _own_pid(proc: Path, pid: int) -> int:
+    """A process's id as `os.getpid` tells it there: a container may count from 1."""
     text = (_read(proc / str(pid) / "status") or b"").decode("ascii", "replace")
-    match = re.search(r"^NSpid:([\s\d]*)$", text, re.MULTILINE)
-    return frozenset({pid, *map(int, match.group(1).split() if match else ())})
+    match = re.search(r"^NSpid:.*\s(\d+)$", text, re.MULTILINE)
+    return int(match.group(1)) if match else pid
+
+
+def _open_files(proc: Path, pid: int) -> Iterator[str]:
+    """The names of the files a process holds open. An exec closes its ledger."""
+    folder = proc / str(pid) / "fd"
+    return (os.path.basename(_link(folder / name) or "") for name in _names(folder))
 
 
 def _names(folder: Path) -> list[str]:

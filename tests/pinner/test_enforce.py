@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pinner.launch.coverage import FIELDS
+from tests import lanes
 from tests.command_rig import READY, WORKLOADS, Pinner, python
 
 PLAIN = python("plain.py")
@@ -242,6 +243,52 @@ class TestWhoTakesPart:
         err = self.broken(pinner, sys.executable, "-c", code)
         assert "with libtorch_cpu.so" in err
         assert "its environment was cleared" in err
+
+    # Maps a file that is called like torch's library for two seconds.
+    UNPINNED = (
+        "import mmap, time\nfile = open('libtorch_cpu.so', 'rb')\n"
+        "kept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\ntime.sleep(2)\n"
+    )
+
+    def test_a_daemon_without_pinner(self, pinner: Pinner) -> None:
+        """Its parents end before anybody looks, and nothing in it names the run."""
+        pinner.path("libtorch_cpu.so").write_bytes(b"x" * 4096)
+        daemon = shlex.join(["env", "-i", sys.executable, "-I", "-c", self.UNPINNED])
+        script = f"setsid -f {daemon}; {shlex.join(DECIDING)}; sleep 1"
+        err = self.broken(pinner, "sh", "-c", f"sh -c {shlex.quote(script)}")
+        assert "with libtorch_cpu.so" in err
+
+    def test_a_process_that_takes_part_and_becomes_another_program(self, pinner: Pinner) -> None:
+        """The ledger is that of the program before, though the process id is the same."""
+        pinner.path("libtorch_cpu.so").write_bytes(b"x" * 4096)
+        code = (
+            "import os, runpy, sys\n"
+            f"try: runpy.run_path({DECIDING[1]!r}, run_name='__main__')\n"
+            "except SystemExit: pass\n"
+            f"os.execve(sys.executable, [sys.executable, '-c', {self.UNPINNED!r}], {{}})\n"
+        )
+        err = self.broken(pinner, sys.executable, "-c", code)
+        assert "its environment was cleared" in err
+
+    def test_a_program_that_starts_itself_again(self, pinner: Pinner) -> None:
+        """An exec that keeps the environment opens a second ledger of the same process id."""
+        code = (
+            "import os, sys, pinner\npinner.fingerprint('a', 1)\n"
+            f"os.execv(sys.executable, {DECIDING!r})\n"
+        )
+        said = pinner("enforce", "--", sys.executable, "-c", code)
+        assert said.code == 0, said.err
+
+    @pytest.mark.parametrize("more", [[], ["--uts"]])
+    def test_a_namespace_of_process_ids(self, pinner: Pinner, more: list[str]) -> None:
+        """There the ledger bears the inner process id and, maybe, another host's name."""
+        unshare = ["unshare", "--pid", "--fork", "--mount-proc", *more]
+        lanes.require(subprocess.run([*unshare, "true"]).returncode == 0, "needs PID namespaces")
+        code = "import torch, time; time.sleep(6)"
+        rename = "hostname other; " if more else ""
+        script = f"{rename}exec {shlex.join([sys.executable, '-c', code])}"
+        said = pinner("enforce", "--", *unshare, "sh", "-c", script)
+        assert (said.code, "unpinned" in said.err) == (0, False), said.err
 
     def test_a_system_tool_in_python_is_a_note(self, pinner: Pinner) -> None:
         code = (

@@ -253,7 +253,7 @@ def test_a_second_ctrl_c_kills_the_command_and_what_it_started(
     job.type("\x03")
     job.until("second interrupt: killing")
     job.until("ended 137")
-    assert not _lives(child)
+    _wait_until(lambda: not _lives(child))
 
 
 def test_two_interrupts_far_apart_kill_nothing(
@@ -284,6 +284,46 @@ def test_job_control_stops_and_continues_both() -> None:
         job.close()
 
 
+# Says the process id of a daemon of its own, and of the parent that the daemon is given.
+ORPHANING = """
+import os, time
+read, write = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(0.2)
+        os.write(write, b"%d %d" % (os.getpid(), os.getppid()))
+    os._exit(0)
+os.wait()
+print(os.read(read, 100).decode(), flush=True)
+time.sleep(0.5)
+"""
+
+
+def test_orphans_become_children_and_are_reaped() -> None:
+    seen: list[bytes] = []
+    output = command.Output(os.open(os.devnull, os.O_WRONLY), seen.append)
+    own = subprocess.Popen(["sh", "-c", "exit 5"])
+    time.sleep(0.1)  # it has ended, and is still to be waited for
+    run(sys.executable, "-c", ORPHANING, output=output)
+    orphan, parent = map(int, b"".join(seen).split())
+    assert parent == os.getpid()
+    assert not Path(f"/proc/{orphan}").exists(), "it was reaped"
+    assert own.wait() == 5, "whose children they are waits for them"
+
+
+def test_nobody_waits_for_orphans_and_they_are_adopted_no_more_afterwards() -> None:
+    code = "import os, time\nif os.fork() == 0: time.sleep(1); os._exit(0)\n"
+    before = command.children()
+    ended = run(sys.executable, "-c", code)
+    assert ended.code == 0
+    (orphan,) = command.children() - before
+    assert _lives(orphan)
+    run("sleep", "1.5")
+    assert not Path(f"/proc/{orphan}").exists(), "a later run reaps it"
+    done = subprocess.run(["sh", "-c", "sleep 0.3 > /dev/null & echo $!"], stdout=subprocess.PIPE)
+    assert int(done.stdout) not in command.children()
+
+
 class ShellJob(Terminal):
     """A launcher as a job of an interactive bash."""
 
@@ -310,3 +350,10 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)

@@ -88,9 +88,9 @@ class Scene:
             spent=lambda: 0.0,
         )
 
-    def report(self, pid: int) -> None:
+    def report(self, pid: int, nonce: str = "0a1b2c") -> None:
         """Writes the ledger of a process."""
-        (self.ledger / f"some_host-{pid}-0a1b2c.jsonl").write_text("{}\n")
+        (self.ledger / f"some_host-{pid}-{nonce}.jsonl").write_text("{}\n")
 
     def findings(self, process: subprocess.Popen[str]) -> tuple[Unpinned, ...]:
         watch = self.watch(process)
@@ -229,6 +229,85 @@ def test_an_exec_of_a_process_that_takes_part_is_looked_at_anew(scene: Scene) ->
     assert found.pid != process.pid
 
 
+# Waits for the file of its second argument and becomes the program after that one.
+BECOMES = (
+    "import os, sys, time\n"
+    "print('ready', flush=True)\n"
+    "while not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+    "environ = {**os.environ, **dict(word.split('=', 1) for word in sys.argv[4:])}\n"
+    "argv = [sys.executable, '-c', sys.argv[3], sys.argv[1]]\n"
+    "os.execve(sys.executable, argv, environ if sys.argv[4:] else {})\n"
+)
+
+
+class Becoming:
+    """A process that takes part and then becomes another program; without `environ`, in none."""
+
+    def __init__(self, scene: Scene, code: str = LOADS, **environ: str) -> None:
+        self._scene = scene
+        self._go = scene.folder / "go"
+        words = [f"{name}={value}" for name, value in environ.items()]
+        argv = ["-c", BECOMES, str(scene.library), str(self._go), code, *words]
+        self.process = scene.start(sys.executable, *argv)
+
+    def exec(self) -> None:
+        """Returns when the other program is ready."""
+        self._go.touch()
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline()
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_ledger_does_not_speak_for_what_the_process_becomes(scene: Scene, looks: int) -> None:
+    """An exec that clears the environment, seen before it or not."""
+    becoming = Becoming(scene)
+    scene.report(becoming.process.pid)
+    watch = scene.watch(becoming.process)
+    for _ in range(looks):
+        watch.look()
+    assert watch.findings() == ()
+    becoming.exec()
+    watch.look()
+    (found,) = watch.findings()
+    assert (found.pid, found.loaded) == (becoming.process.pid, "libtorch_cpu.so")
+    assert "environment was cleared" in found.cause
+
+
+def test_a_program_of_an_exec_that_opens_no_ledger_of_its_own(scene: Scene) -> None:
+    """Its environment is right and its process has a ledger: that of the program before."""
+    becoming = Becoming(scene, KEPT="1")
+    scene.report(becoming.process.pid)
+    watch = scene.watch(becoming.process)
+    watch.look()
+    becoming.exec()
+    for _ in range(2):
+        watch.look()
+        scene.clock.now += LEDGER_GRACE_S + 1
+    (found,) = watch.findings()
+    assert "has no ledger" in found.cause
+    scene.report(becoming.process.pid, "second")
+    watch.look()
+    assert watch.findings() == (), "now it has"
+
+
+def test_a_ledger_that_is_held_open_speaks_for_its_process_whatever_its_name(scene: Scene) -> None:
+    """In a container with a host name and process ids of its own, the name tells nothing."""
+    opens = f"import os\nos.open({str(scene.ledger)!r} + '/inner-7-aa.jsonl', os.O_CREAT | 1)\n"
+    process = scene.python(opens + LOADS, environ={"PATH": os.environ["PATH"]})
+    assert scene.findings(process) == ()
+
+
+def test_an_orphan_of_before_the_first_look_is_one_of_the_family(scene: Scene) -> None:
+    """Its parent ended, and the reaper was given it."""
+    reaper = scene.start("sh", "-c", "sleep 60 & echo ready; sleep 60")
+    _wait_for(lambda: len(_children(reaper.pid)) == 2)
+    stranger, root = _children(reaper.pid)
+    watch = scene.watch(reaper)
+    watch.root, watch.reaper, watch.strangers = -1, reaper.pid, frozenset([stranger])
+    watch.look()
+    assert watch.descendants() == (root,)
+
+
 def test_descendants_are_followed_when_their_parent_ends(scene: Scene) -> None:
     child = f"{sys.executable} -I -c 'import time; time.sleep(60)'"
     outer = scene.start("sh", "-c", f"echo ready; ({child} & sleep 0.5); sleep 60")
@@ -311,6 +390,12 @@ def test_a_slow_look_is_followed_by_a_rest(scene: Scene) -> None:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _children(parent: int) -> list[int]:
+    """The living children of a process, oldest first."""
+    listed = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return sorted(pid for pid in listed if Path(f"/proc/{pid}").exists() and _parent(pid) == parent)
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
