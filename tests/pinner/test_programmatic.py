@@ -117,6 +117,77 @@ class TestAProgramThatStartsItself:
         assert done.stdout == "ran\n", done.stderr
 
 
+PROBLEM = """
+def problem(kind):
+    from pinner.inside import ledger
+    ledger.write({"t": "problem", "kind": kind, "chooser": "triton", "kernel": "some:kernel",
+                  "text": "not among the live configs"})
+"""
+STRICT = "import pinner\npinner.enforce('pinner.lock.toml', on_miss='error')\n"
+INVALID = ENFORCE + PROBLEM + "problem('invalid')\n"
+BROKEN = "pinner: broken pins: 1 invalid: some:kernel: not among the live configs"
+
+
+class TestBrokenPins:
+    """A program that swallowed them is no success."""
+
+    def test_it_ends_with_97_and_says_why(self, lock: Path) -> None:
+        done = start(INVALID + "print('done')\n", lock.parent)
+        assert (done.returncode, done.stdout) == (97, "done\n")
+        first, last = done.stderr.splitlines()
+        assert first == BROKEN
+        assert "1 invalid" in last
+        assert list((lock.parent / "tmp").iterdir()) == []
+
+    @pytest.mark.parametrize("kind", ["missed", "drift"])
+    def test_what_breaks_only_where_misses_are_errors(self, lock: Path, kind: str) -> None:
+        more = PROBLEM + f"problem({kind!r})\n"
+        assert start(STRICT + more, lock.parent).returncode == 97
+        assert start(ENFORCE + more, lock.parent).returncode == 0
+
+    def test_those_of_a_child_count(self, lock: Path) -> None:
+        child = PROBLEM + "problem('invalid')"
+        code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
+        assert start(ENFORCE + code, lock.parent).returncode == 97
+
+    @pytest.mark.parametrize("end", ["import sys; sys.exit(0)", "raise SystemExit", "pass"])
+    def test_however_it_ends_well(self, lock: Path, end: str) -> None:
+        assert start(INVALID + end, lock.parent).returncode == 97
+
+    def test_an_uncaught_exception_keeps_its_code(self, lock: Path) -> None:
+        done = start(INVALID + "def f(): raise ValueError('own')\nf()\n", lock.parent)
+        assert (done.returncode, BROKEN in done.stderr) == (1, True)
+        assert "ValueError: own" in done.stderr
+
+    def test_an_exception_that_was_only_printed_does_not(self, lock: Path) -> None:
+        code = (
+            "import code\ncode.InteractiveInterpreter(globals()).runsource('1 / 0')\n"
+            "import sys; assert sys.last_value is not None\n"
+        )
+        assert start(INVALID + code, lock.parent).returncode == 97
+
+    def test_all_exit_callbacks_run_and_all_output_is_there(self, lock: Path) -> None:
+        """Also those registered before: pinner's own is not the last one."""
+        before = "import atexit, os\natexit.register(lambda: print('earlier'))\n"
+        after = "import torch\natexit.register(lambda: print('later'))\nprint('end', end=' ')\n"
+        done = start(before + INVALID + after, lock.parent)
+        assert (done.returncode, done.stdout) == (97, "end later\nearlier\n")
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_a_child_of_multiprocessing_that_asked_for_it(self, lock: Path, method: str) -> None:
+        work = INVALID.replace("\n", "\n    ")
+        code = (
+            f"import multiprocessing\ndef work(fails):\n    {work}\n    assert not fails\n"
+            "if __name__ == '__main__':\n"
+            f"    context = multiprocessing.get_context({method!r})\n"
+            "    for fails in (False, True):\n"
+            "        child = context.Process(target=work, args=(fails,))\n"
+            "        child.start(); child.join(); print(child.exitcode)\n"
+        )
+        done = start(code, lock.parent)
+        assert (done.returncode, done.stdout) == (0, "97\n1\n"), done.stderr
+
+
 class TestRefusals:
     def refused(self, code: str, folder: Path) -> str:
         """The last line of a program that must end with a PinnerError."""
