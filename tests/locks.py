@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pinner.inside.values import canonical
 from pinner.lockfile.ledgers import ProcessLedger, ledger_of
 from pinner.lockfile.schema import (
+    HEAD,
     Evidence,
     Lock,
     Run,
@@ -23,6 +24,11 @@ from pinner.lockfile.schema import (
 
 KERNEL = "fla.modules.layernorm:layer_norm_fwd_kernel"
 SOURCE = "sha256:" + "5" * 64
+
+
+def digest(text: str) -> str:
+    """A digest in full that begins with these hexadecimal digits."""
+    return "sha256:" + text.ljust(64, "0")
 
 
 def entry(size: int = 64, **fields: Any) -> TritonEntry:
@@ -49,7 +55,9 @@ def lock(*entries: TritonEntry, **fields: Any) -> Lock:
         ),
         "stack": Stack({"torch": "2.13.0", "triton": "3.9.0"}, {"python": "3.11.7"}),
         "policy": {"profile": "default"},
-        "evidence": Evidence("sha256", 2, (StreamRecord("loss", 0, 2, "sha256:ab", ("a", "b")),)),
+        "evidence": Evidence(
+            "sha256", 2, (StreamRecord("loss", 0, 2, digest("ab"), (digest("a"), digest("b"))),)
+        ),
         "triton": entries,
     }
     return Lock(**{**given, **fields})
@@ -61,7 +69,7 @@ def full_lock(sizes: Iterable[int] = (32, 64, 128)) -> Lock:
         entry(
             size,
             key={"N": size, "scale": -0.0, "shape": [1, {"none": True}], "x:dtype": "float32"},
-            code=("sha256:" + "a" * 8, "sha256:" + "b" * 8),
+            code=(digest("aa"), digest("bb")),
             specs=("0" * 16, "1" * 16),
             options={"enable_fp_fusion": True},
             heuristics={"EVEN": False},
@@ -148,22 +156,39 @@ values = st.recursive(
     st.one_of(scalars, tags), lambda inner: st.lists(inner, max_size=4), max_leaves=8
 )
 tables = st.dictionaries(names, values, max_size=4)
-digests = st.lists(text, max_size=3).map(tuple)
+digests = st.text("0123456789abcdef", max_size=3).map(digest)
 entries = st.builds(
     TritonEntry,
     kernel=st.one_of(st.sampled_from(["m:a", "m:b"]), text),
-    source=st.one_of(st.sampled_from(["sha256:1", "sha256:2"]), text),
+    source=st.one_of(st.sampled_from([digest("1"), digest("2")]), digests),
     key=tables,
     config=tables,
     alternatives=st.integers(1, 10**6),
-    code=st.just(("sha256:aa", "sha256:bb")),
+    code=st.just((digest("aa"), digest("bb"))),
     specs=st.tuples(text, text),
     options=tables,
     heuristics=tables,
     note=text,
 )
 entry_lists = st.lists(entries, max_size=6, unique_by=lambda each: each.identity)
-streams = st.builds(StreamRecord, text, st.integers(-3, 9), st.integers(0, 99), text, digests)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> StreamRecord:
+    """A stream with as many single digests as its steps ask for."""
+    steps = draw(st.integers(0, 99))
+    listed = min(HEAD, steps)
+    first, stride = draw(st.integers(-3, 3)), draw(st.integers(0, 2))
+    numbered = draw(st.booleans())
+    return StreamRecord(
+        name=draw(text),
+        rank=draw(st.integers(-3, 9)),
+        steps=steps,
+        digest=draw(digests),
+        head=tuple(digest(f"{number:02x}") for number in range(listed)),
+        at=tuple(first + stride * place for place in range(listed if numbered else 0)),
+        numbers=draw(digests) if numbered and steps > HEAD else "",
+    )
 
 
 @st.composite
@@ -173,6 +198,8 @@ def locks(draw: st.DrawFn) -> Lock:
     kernels = sorted({each.kernel for each in chosen})
     covered = draw(st.lists(st.sampled_from(kernels), unique=True)) if kernels else []
     configs = st.lists(tables, min_size=1, max_size=3, unique_by=canonical)
+    evidence = tuple(draw(st.lists(streams(), max_size=3)))
+    sealed = bool(evidence) and draw(st.booleans())
     return Lock(
         run=draw(
             st.builds(
@@ -180,9 +207,9 @@ def locks(draw: st.DrawFn) -> Lock:
                 command=st.lists(text, max_size=3).map(tuple),
                 created=text,
                 pinner=text,
-                sealed=st.booleans(),
+                sealed=st.just(sealed),
                 complete=st.booleans(),
-                runs=st.integers(0, 9),
+                runs=st.integers(int(sealed), 9),
                 world_size=st.integers(1, 4096),
                 conflicts=st.integers(0, 99),
             )
@@ -192,9 +219,7 @@ def locks(draw: st.DrawFn) -> Lock:
             draw(st.dictionaries(names, scalars, max_size=4)),
         ),
         policy=draw(tables),
-        evidence=Evidence(
-            draw(text), draw(st.integers(0, 99)), tuple(draw(st.lists(streams, max_size=3)))
-        ),
+        evidence=Evidence(draw(text), draw(st.integers(0, 99)), evidence),
         triton=tuple(chosen),
         fallbacks=tuple(TritonFallback(kernel, tuple(draw(configs))) for kernel in covered),
     )

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 from pinner.compare.evidence import Difference, RunEvidence, Steps, chain, pair
 from pinner.lockfile.occurrences import by_occurrence
-from pinner.lockfile.schema import Evidence, StreamRecord
-
-# So many digests stand in the lock one by one: a run with other steps is compared as far as these
-# go, and a difference among them is named by its step.
-HEAD = 16
+from pinner.lockfile.schema import HEAD, Evidence, StreamRecord
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ _NAMED = {
     dict: "a table",
 }
 _LONGEST_SHOWN = 60
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Table:
             text, source=self._document.source, line=line, entry=self.label, field=field
         )
 
+    def has(self, field: str) -> bool:
+        """Whether an optional field is there; it counts as known."""
+        self._asked.add(field)
+        return field in self._data
+
     def string(self, field: str, default: str | None = None) -> str:
         value: str = self._take(field, str, default)
         return value
@@ -100,6 +106,23 @@ class Table:
             if type(item) is not str:
                 raise self.error(field, f"expected strings in the array, found {described(item)}")
         return tuple(items)
+
+    def digest(self, field: str) -> str:
+        """``sha256:`` and 64 hexadecimal digits."""
+        return self._checked_digest(field, self.string(field))
+
+    def digests(self, field: str) -> tuple[str, ...]:
+        """Digests in an array; none where the field is not there."""
+        return tuple(self._checked_digest(field, item) for item in self.strings(field, ()))
+
+    def _checked_digest(self, field: str, value: str) -> str:
+        if not _DIGEST.fullmatch(value):
+            raise self.error(
+                field,
+                f"expected `sha256:` and 64 hexadecimal digits, found {described(value)}; the file "
+                "is damaged or edited: restore it or record again",
+            )
+        return value
 
     def integers(self, field: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         items = self.array(field, default)

@@ -12,6 +12,7 @@ from pinner.inside.values import canonical
 from .errors import LockError
 from .fields import Document, Table
 from .schema import (
+    HEAD,
     VERSION,
     Evidence,
     Lock,
@@ -92,6 +93,7 @@ def _lock(data: dict[str, Any], document: Document) -> Lock:
     for name in _LATER:
         if list(top.array(name, ())):
             raise top.error(name, f"[[{name}]] entries are not supported by this version of pinner")
+    _check_sealed(Table(top.table("run"), document, "run"), lock)
     _check_count(Table(top.table("end"), document, "end"), len(triton))
     top.close()
     return lock
@@ -147,6 +149,18 @@ def _run(table: Table) -> Run:
     return run
 
 
+def _check_sealed(table: Table, lock: Lock) -> None:
+    """A seal says that validating runs left the same evidence: both must be there."""
+    if not lock.run.sealed:
+        return
+    if lock.run.runs < 1:
+        raise table.error("runs", "expected at least 1 validating run of a sealed lock, found 0")
+    if not lock.evidence.streams:
+        raise table.error(
+            "sealed", "expected the evidence of validating runs in a sealed lock, found none"
+        )
+
+
 def _stack(table: Table, document: Document) -> Stack:
     hard = Table(table.table("hard"), document, "stack.hard").all_scalars()
     soft = Table(table.table("soft"), document, "stack.soft").all_scalars()
@@ -169,10 +183,10 @@ def _stream(table: Table) -> StreamRecord:
         name=table.string("name"),
         rank=table.integer("rank", least=None),
         steps=table.integer("steps"),
-        digest=table.string("digest"),
-        head=table.strings("head", ()),
+        digest=table.digest("digest"),
+        head=table.digests("head"),
         at=table.integers("at", ()),
-        numbers=table.string("numbers", ""),
+        numbers=table.digest("numbers") if table.has("numbers") else "",
     )
     table.close()
     _check_stream(table, stream)
@@ -180,6 +194,13 @@ def _stream(table: Table) -> StreamRecord:
 
 
 def _check_stream(table: Table, stream: StreamRecord) -> None:
+    listed = min(HEAD, stream.steps)
+    if len(stream.head) != listed:
+        raise table.error(
+            "head",
+            f"expected the digests of the first {listed} of {stream.steps} steps, "
+            f"found {len(stream.head)}",
+        )
     if stream.at and len(stream.at) != len(stream.head):
         raise table.error(
             "at",
@@ -227,11 +248,11 @@ def _label(index: int, data: Any) -> str:
 def _triton_entry(table: Table) -> TritonEntry:
     entry = TritonEntry(
         kernel=table.string("kernel"),
-        source=table.string("source"),
+        source=table.digest("source"),
         key=table.values("key"),
         config=table.values("config"),
         alternatives=table.integer("alternatives", least=1),
-        code=table.strings("code", ()),
+        code=table.digests("code"),
         specs=table.strings("specs", ()),
         options=table.values("options", {}),
         heuristics=table.values("heuristics", {}),

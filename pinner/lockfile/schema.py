@@ -9,6 +9,10 @@ from pinner.inside.values import Encoded, canonical
 
 VERSION = 1
 
+# So many digests of a stream stand in the lock one by one: a run with other steps is compared as
+# far as these go, and a difference among them is named by its step.
+HEAD = 16
+
 Scalar = bool | int | float | str
 Values = Mapping[str, Encoded]
 

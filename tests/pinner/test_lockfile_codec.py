@@ -17,7 +17,7 @@ from pinner.inside.values import canonical
 from pinner.lockfile import from_toml
 from pinner.lockfile.codec import dumps, loads, read_lock, write_lock
 from pinner.lockfile.errors import LockError
-from pinner.lockfile.schema import Lock, Stack, TritonFallback
+from pinner.lockfile.schema import Evidence, Lock, Stack, StreamRecord, TritonFallback
 from pinner.lockfile.show import as_json
 from tests import locks
 
@@ -216,6 +216,18 @@ def test_damage_anywhere_is_a_lock_error_or_harmless(data: st.DataObject) -> Non
     assert len(lock.triton) == 3
 
 
+_PLAIN = locks.lock()
+_HEAD = tuple(locks.digest(f"{number:02x}") for number in range(16))
+
+
+def _stream(**fields: Any) -> StreamRecord:
+    return replace(StreamRecord("loss", 0, 20, locks.digest("a"), _HEAD), **fields)
+
+
+def _with(stream: StreamRecord) -> Lock:
+    return locks.lock(evidence=Evidence("sha256", stream.steps, (stream,)))
+
+
 @pytest.mark.parametrize(
     ("lock", "says"),
     [
@@ -230,7 +242,18 @@ def test_damage_anywhere_is_a_lock_error_or_harmless(data: st.DataObject) -> Non
             locks.lock(locks.entry(), fallbacks=(TritonFallback(locks.KERNEL, ({}, {})),)),
             "one of them twice",
         ),
-        (locks.lock(locks.entry(code=("a",))), "expected 1, one for each digest"),
+        (locks.lock(locks.entry(code=(locks.digest("a"),))), "expected 1, one for each digest"),
+        (locks.lock(locks.entry(code=("sha256:1",), specs=("s",))), "64 hexadecimal digits"),
+        (locks.lock(locks.entry(source="m:k")), "64 hexadecimal digits"),
+        (_with(_stream(digest="sha256:" + "A" * 64)), "64 hexadecimal digits"),
+        (_with(_stream(head=("a",) * 16)), "64 hexadecimal digits"),
+        (_with(_stream(head=_HEAD[:15])), "first 16 of 20 steps, found 15"),
+        (_with(_stream(steps=3)), "first 3 of 3 steps, found 16"),
+        (_with(_stream(at=(1, 2))), "expected 16, one for each digest in head, found 2"),
+        (_with(_stream(at=tuple(range(16)))), "found none"),
+        (_with(_stream(numbers=locks.digest("1"))), "found one"),
+        (locks.lock(evidence=Evidence()), "the evidence of validating runs in a sealed lock"),
+        (replace(_PLAIN, run=replace(_PLAIN.run, runs=0)), "at least 1 validating run"),
         (locks.lock(locks.entry(key={"N": None})), "found a NoneType: encode it first"),
         (locks.lock(locks.entry(key={"N": "\ud800"})), "lone surrogate"),
         (locks.lock(locks.entry(key={"N": {"a": 1}})), "expected { none = true }"),
