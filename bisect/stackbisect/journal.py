@@ -246,7 +246,13 @@ def names(root: Path) -> list[str]:
 
 def create(folder: Path, header: Header) -> Journal:
     """Begin a bisection; the folder must hold none."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: expected a folder that can be made and written, found: {error.strerror}; "
+            "start from a folder of your own"
+        ) from error
     lock = _hold(folder)
     try:
         if exists(folder):

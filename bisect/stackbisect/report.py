@@ -284,7 +284,7 @@ def _headline(found: Mapping[str, Any]) -> str:
         "not_reproduced": "not reproduced",
         "range": "narrowed to a range that cannot be tested",
         "ends_untestable": f"the {found.get('end', '')} end cannot be tested",
-        "infrastructure": "stopped, the machinery failed",
+        "infrastructure": "stopped before there was an answer",
         "interrupted": "interrupted",
         "unfinished": "not finished",
     }[found["status"]]

@@ -180,3 +180,9 @@ def test_an_unknown_name_says_which_are_known(tmp_path: Path) -> None:
     begun(tmp_path / "b").close()
     with pytest.raises(UsageError, match="known: b"):
         journal.resume(tmp_path / "c")
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / ".stackbisect").touch()
+    with pytest.raises(UsageError, match="expected a folder that can be made and written"):
+        journal.create(tmp_path / ".stackbisect" / "b", header())

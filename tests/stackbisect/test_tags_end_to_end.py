@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from stackbisect.runtimes import choose
-from stackbisect.runtimes.docker_engine import BISECTION_LABEL
+from stackbisect.runtimes.docker_engine import BISECTION_LABEL, Engine
 from tests import lanes
 from tests.stackbisect import images, services, wheels
 from tests.stackbisect.conftest import RepositoryFactory
@@ -563,20 +563,50 @@ def test_terminated_it_leaves_no_container(program: Program, push: Push) -> None
     assert _containers(program.folder) == []
 
 
-def test_clean_removes_what_a_kill_left(program: Program, push: Push) -> None:
+def test_killed_it_leaves_no_container(program: Program, push: Push) -> None:
     repository = push({"1.0.0": "forward", "1.1.0": "forward", "1.2.0": "backward"})
-    words = ["run", "--name", "b", *_ends(repository, "1.0.0", "1.2.0"), "--", *SLOW]
+    command = ("sh", "-c", "echo begun; sleep 300")
+    words = ["run", "--name", "b", *_ends(repository, "1.0.0", "1.2.0"), "--", *command]
     started = program.start(*words)
     _wait_for_probe(program, started, 1)
-    started.send_signal(signal.SIGKILL)
-    started.communicate()
+    while not _containers(program.folder):
+        time.sleep(0.05)
     (left,) = _containers(program.folder)
     volumes = {mount["Name"] for mount in left["Mounts"] if mount["Type"] == "volume"}
     assert volumes <= _volumes()
-    done = program("clean", "b")
-    assert done.code == 0, done.err
+    started.send_signal(signal.SIGKILL)
+    started.communicate()
+    deadline = time.monotonic() + 30
+    while _containers(program.folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert _containers(program.folder) == []
     assert not volumes & _volumes()
+
+
+def test_clean_removes_what_even_a_kill_of_everything_left(program: Program, push: Push) -> None:
+    import docker
+
+    repository = push({"1.0.0": "forward", "1.1.0": "backward"})
+    words = ["run", "--name", "b", *_ends(repository, "1.0.0", "1.1.0"), "--", *COMMAND]
+    assert program(*words).code == FOUND
+    label = {BISECTION_LABEL: choose._label(program.folder / ".stackbisect" / "b")}
+    api = docker.from_env().api
+    (image,) = api.images(f"{repository.reference}", quiet=True)[:1]
+    api.create_container(image, ["sleep", "300"], labels=label)
+    api.close()
+    assert len(_containers(program.folder)) == 1
+    done = program("clean", "b")
+    assert done.code == 0, done.err
+    assert not (program.folder / ".stackbisect" / "b").exists()
+    assert _containers_of(label[BISECTION_LABEL]) == []
+
+
+def _containers_of(label: str) -> list[str]:
+    engine = Engine.connect()
+    try:
+        return engine.labelled(label)
+    finally:
+        engine.close()
 
 
 def test_a_daemon_that_goes_is_told_and_the_bisection_resumed(

@@ -1,7 +1,8 @@
 """Tries candidates in containers of a Docker daemon and leaves nothing behind.
 
-Every container carries the bisection's label. It is removed when its probe ends, however it ends;
-what a program that was killed left is removed before the next probe of that bisection.
+Every container carries the bisection's label. It is removed when its probe ends, however it ends,
+by its sentry where the program was killed; what is left even then is removed before the next probe
+of that bisection.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from stackbisect.probe import InfrastructureError
 from stackbisect.runtimes.archive import ArchiveError, unpack
+from stackbisect.runtimes.sentry import Sentry
 
 try:
     import docker
@@ -106,6 +107,7 @@ class Engine:
 
     address: str = ""
     _api: Any = field(default=None, repr=False)
+    _sentries: dict[str, Sentry] = field(default_factory=dict, repr=False)
 
     @classmethod
     def connect(cls) -> Engine:
@@ -209,14 +211,20 @@ class Engine:
         return None
 
     def create(self, image: str, settings: dict[str, Any]) -> str:
-        """Create a container and return its id; `settings` are those of the engine's API."""
+        """Create a container and return its id; `settings` are those of the engine's API.
+
+        A sentry waits beside it until it is removed.
+        """
         body = dict(settings)
         name = body.pop("Name")
+        sentry = Sentry(name)
         with _daemon(self.address):
             try:
                 found = self._api.create_container_from_config({"Image": image, **body}, name)
             except docker.errors.APIError as error:
+                sentry.release()
                 raise self._refused("the container could not be created", error) from error
+        self._sentries[str(found["Id"])] = sentry
         return str(found["Id"])
 
     def start(self, container: str) -> None:
@@ -251,15 +259,22 @@ class Engine:
         with _daemon(self.address), contextlib.suppress(docker.errors.APIError):
             self._api.kill(container)
 
-    def remove(self, container: str) -> None:
-        """Remove a container with its anonymous volumes, running or not; gone is fine."""
+    def remove(self, container: str) -> bool:
+        """Remove a container with its anonymous volumes, running or not; False where it is gone."""
+        removed = self._remove(container)
+        sentry = self._sentries.pop(container, None)
+        if sentry is not None:
+            sentry.release()
+        return removed
+
+    def _remove(self, container: str) -> bool:
         for attempt in range(5):
             with _daemon(self.address):
                 try:
                     self._api.remove_container(container, v=True, force=True)
-                    return
+                    return True
                 except docker.errors.NotFound:
-                    return
+                    return False
                 except docker.errors.APIError as error:
                     # 409: somebody else is removing it; 500: a mount is still busy.
                     if attempt == 4:
@@ -268,6 +283,7 @@ class Engine:
                             f"container {container[:12]} cannot be removed: {message}"
                         ) from error
             time.sleep(0.2 * 2**attempt)
+        return False
 
     def remove_image(self, reference: str) -> None:
         """Remove an image's name and what only it needs; one that is gone is fine.
