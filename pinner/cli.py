@@ -223,7 +223,7 @@ def _record(arguments: argparse.Namespace) -> int:
         outcome = phases.run_phase(arguments.phase, shared, os.environ, say)
     else:
         outcome = record.record(options, os.environ, say)
-    say(outcome.text)
+    say(outcome.told or outcome.text)
     _print_json(arguments, outcome.to_json)
     return outcome.exit
 
@@ -244,7 +244,8 @@ def _enforce(arguments: argparse.Namespace) -> int:
     )
     outcome = enforce.enforce(options, os.environ, say)
     for line in outcome.lines:
-        say(line)
+        if line not in outcome.said:
+            say(line)
     _print_json(arguments, outcome.to_json)
     return outcome.exit
 

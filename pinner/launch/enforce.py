@@ -64,12 +64,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an enforced run ended. `lines`: what a person is told, the coverage last."""
+    """How an enforced run ended.
+
+    lines: what a person is told, the coverage last. said: those that the command said by itself.
+    """
 
     exit: int
     lines: tuple[str, ...]
     command_exit: int | None = None
     coverage: Coverage | None = None
+    said: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -175,6 +179,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
         lines=lines,
         command_exit=code,
         coverage=coverage,
+        said=judge.said_already(run),
         details={
             "processes": part.processes,
             "ranks": list(part.ranks),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pinner.compare import evidence
 from pinner.compare.evidence import Difference, RunEvidence
 from pinner.inside.values import readable_named
 from pinner.launch.collect import Run
+from pinner.launch.command_line import is_python
 from pinner.launch.one_run import nobody_because
 from pinner.launch.participation import Participation, Place
 from pinner.launch.participation import judge as who_took_part
@@ -185,6 +187,25 @@ def silent_taps(run: Run) -> tuple[str, ...]:
 _NEVER_CALLED = (
     "module {module} was never imported, or its {function} never called outside compiled regions"
 )
+
+
+def said_already(run: Run) -> tuple[str, ...]:
+    """Those of `fault_texts` that stand on the launcher's own standard error by now.
+
+    A process says why it refuses to start, but a shell may have sent that elsewhere. Where the
+    command is Python and refused by itself, nothing stood between.
+    """
+    places = {
+        (launcher.fields.get("host"), launcher.fields.get("pid"))
+        for launcher in run.launchers
+        if any(map(_is_python, launcher.texts("command")[:1]))
+    }
+    said = tuple(fault for fault in run.faults if (fault.get("host"), fault.get("ppid")) in places)
+    return fault_texts(replace(run, faults=said))
+
+
+def _is_python(word: str) -> bool:
+    return is_python(word) or os.path.basename(word) == "torchrun"
 
 
 def incomplete_launchers(run: Run) -> tuple[str, ...]:

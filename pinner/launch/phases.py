@@ -160,7 +160,8 @@ def _own_part(shared: Shared, session: SessionDir, environ: Mapping[str, str], s
     own = replace(run, launchers=tuple(x for x in run.launchers if x.file == seen.record))
     refused = judge.own_refusal(own)
     if refused is not None:
-        return Outcome(refused.exit, refused.status, refused.text, details=details)
+        told = record.told_once(refused.text, judge.said_already(own))
+        return Outcome(refused.exit, refused.status, refused.text, details=details, told=told)
     text = f"{session.settings.run}: this launcher's part is in {session.path}"
     return Outcome(judge.DONE, "ran", text, details=details)
 

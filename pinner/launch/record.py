@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Outcome:
     """What came of it.
 
     lock: the file that was written, None where there was nothing to write.
-    details: what `--json` says besides.
+    details: what `--json` says besides. told: what a person is told, where that is not the text.
     """
 
     exit: int
@@ -60,6 +60,7 @@ class Outcome:
     lock: Path | None = None
     sealed: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+    told: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -82,8 +83,9 @@ def record(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     recording = _Recording(options, folder, environ, say)
     outcome = recording.outcome()
     if outcome.exit != 0:
-        say(f"the ledgers of the runs are in {folder}")
-    elif recording.survivors:
+        told = told_once(outcome.text, recording.said)
+        return replace(outcome, told=f"{told}\nthe ledgers of the runs are in {folder}")
+    if recording.survivors:
         say(f"note: processes outlive the command; the runs' folders stay for them: {folder}")
     elif temporary:
         shutil.rmtree(folder, ignore_errors=True)
@@ -102,6 +104,7 @@ class _Recording:
         self._say = say
         self._details: dict[str, Any] = {"runs": []}
         self.survivors = False
+        self.said: tuple[str, ...] = ()
 
     def outcome(self) -> Outcome:
         observed = self._observe()
@@ -157,6 +160,7 @@ class _Recording:
         seen = one_run.run(session, self._options.job, environ, self._say)
         self.survivors |= bool(seen.survivors)
         found = collect(session)
+        self.said += judge.said_already(found)
         self._details["runs"].append(
             {
                 "name": found.name,
@@ -206,6 +210,13 @@ class _Recording:
 
     def _ended(self, refused: Refusal, lock: Lock | None = None) -> Outcome:
         return refused_outcome(refused, self._options.out, lock, self._details)
+
+
+def told_once(text: str, said: Sequence[str]) -> str:
+    """The text for a person who has read what the command said by itself just before."""
+    for cause in said:
+        text = text.replace(f": {cause}", ", for the cause it gave")
+    return text
 
 
 def make_draft(draft: Draft, observed: Run) -> Lock:

@@ -384,6 +384,18 @@ class TestStartFaults:
         assert any("numpy: locked 0.1, here" in line for line in said.json["messages"])
         assert pinner("enforce", "-l", "other.toml", "--allow", "numpy", "--", *DECIDING).code == 0
 
+    @pytest.mark.parametrize("hidden", ["", "2>/dev/null"])
+    def test_a_mismatch_is_told_once_whether_the_command_shows_it_or_not(
+        self, pinner: Pinner, hidden: str
+    ) -> None:
+        path = pinner.path("pinner.lock.toml")
+        text = path.read_text()
+        numpy = next(line for line in text.splitlines() if line.startswith("numpy = "))
+        path.write_text(text.replace(numpy, 'numpy = "0.1"'))
+        shell = ["sh", "-c", f"{shlex.join(DECIDING)} {hidden}"]
+        said = pinner("enforce", "--", *(shell if hidden else DECIDING))
+        assert (said.code, said.text.count("the stack here is not the locked one")) == (96, 1)
+
 
 class TestVerify:
     def verify(self, pinner: Pinner, *words: str, **environ: str) -> Any:

@@ -276,7 +276,7 @@ class TestDrafts:
         before = pinner.path("pinner.lock.toml").read_bytes()
         said = pinner("record", "--", *DECIDING, FAULT="racy")
         assert said.code == 1
-        assert said.last.endswith("the draft is in pinner.lock.toml.draft")
+        assert said.lines[-2] == "the draft is in pinner.lock.toml.draft"
         assert pinner.path("pinner.lock.toml").read_bytes() == before
         assert not read_lock(pinner.path("pinner.lock.toml.draft")).run.sealed
 
@@ -463,3 +463,17 @@ class TestTapsThatGiveNothing:
         assert code == 2, said
         assert f"metric tap 'lm' gave no value: {cause}" in said
         assert not own.path("pinner.lock.toml").exists()
+
+
+def test_the_ledgers_are_named_after_the_cause_and_the_cause_once(tmp_path: Path) -> None:
+    pinner = Pinner(tmp_path)
+    said = pinner("record", "--", "false")
+    cause, place = said.lines[-2:]
+    assert cause == "the command ended with 1"
+    assert place.startswith("the ledgers of the runs are in ")
+    tears = "import os; open(os.environ['PINNER_SESSION'] + '/session.json', 'w').write('{')\n"
+    tears += f"os.execv({sys.executable!r}, [{sys.executable!r}, '-c', '0'])\n"
+    said = pinner("record", "--json", "--", sys.executable, "-c", tears)
+    assert said.text.count("is torn") == 1
+    assert "is torn" in said.json["text"]
+    assert said.lines[-2] == "a process refused to start, for the cause it gave"
