@@ -38,6 +38,11 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     _refuse_secrets(arguments.env)
     evidence(arguments)
     seconds(arguments.time_limit)
+    if not arguments.image and not arguments.package:
+        raise UsageError(
+            "expected --image (container tags) or --package (versions in --runtime venv), "
+            "found neither"
+        )
     taps = [dict(tap) for tap in read_taps(arguments.tap)]
     if arguments.runtime == "venv" or arguments.package:
         _need(arguments, "venv", ("package",), ("image", *_TAG_OPTIONS, *_CONTAINER_OPTIONS))

@@ -107,8 +107,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 def _run(arguments: argparse.Namespace, world: World) -> int:
     setup = asked.setup(arguments, world.environ)
     asked.need_command(arguments)
-    found = asked.space(arguments, setup, world.environ, world.watcher.reads)
     name = journal.check_name(arguments.name or asked.default_name(arguments))
+    found = asked.space(arguments, setup, world.environ, world.watcher.reads)
     folder = world.root / name
     if arguments.fresh:
         aside = journal.set_aside(folder)

@@ -331,6 +331,7 @@ def test_progress_on_a_terminal_is_coloured_and_gives_the_terminal_back(tmp_path
     assert isinstance(watcher, progress.Rich)
     with begin(tmp_path / "b", "g[b") as held:
         Bisection(held, Invented("gxb"), watcher, pythonpath=None, env={}).run()
+    watcher.pulls("pulling [bold] (20000 MB)...")
     watcher.says("[bold] is no markup here")
     watcher.close()
     text = stream.getvalue()

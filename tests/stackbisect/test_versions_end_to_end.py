@@ -511,12 +511,13 @@ NOWHERE = ("plan", "--image", "127.0.0.1:1/train", "--good", "1", "--bad", "2")
         ([*NOWHERE, "--tags", "("], "--tags: expected a regular expression"),
         ([*NOWHERE, "--time-limit", "soon"], "expected a time such as 90, 30m or 2h, found 'soon'"),
         ([*NOWHERE, "--shm-size", "5q"], "--shm-size"),
+        (["run", *NOWHERE[1:], "--name", "../x", "--", "true"], "--name: expected letters"),
         ([*NOWHERE, "--gpus", "0,1"], "--gpus"),
         ([*NOWHERE, "--env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
     ],
 )
 def test_mistakes_are_told_in_words(program: Program, words: list[str], shown: str) -> None:
-    ended = program(*words, "--json")
+    ended = program(words[0], "--json", *words[1:])
     assert ended.code == USAGE
     assert shown in ended.err
     assert len(ended.err.splitlines()) == 1
