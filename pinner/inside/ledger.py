@@ -59,7 +59,9 @@ def prepare() -> None:
     if _prepared:
         return
     _prepared = True
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork
+    )
     atexit.register(_run_exit)
     imports.after("multiprocessing.util", _follow_multiprocessing)
 
@@ -254,9 +256,22 @@ def _identity(fd: int) -> Optional[Tuple[int, int]]:
     return (status.st_dev, status.st_ino)
 
 
+def _before_fork() -> None:
+    """Wait for a thread that is writing.
+
+    Its first line imports modules, and a child that is forked meanwhile waits for their import
+    locks for ever: the thread that holds them is not there.
+    """
+    _lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _lock.release()
+
+
 def _after_fork() -> None:
     global _lock, _file
-    _lock = threading.RLock()  # another thread of the parent may have held the old one
+    _lock = threading.RLock()  # the copy of a lock that the parent's thread holds
     if _file is not None and _identity(_file.fd) == _file.identity:
         os.close(_file.fd)
     _file = None
