@@ -13,6 +13,7 @@ import json
 import shutil
 import subprocess
 import tarfile
+import urllib.parse
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ SITE = "usr/local/lib/python3.11/dist-packages"
 _SUITE = "bookworm"
 _PACKAGES = ("python3",)
 _LEFT_OUT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "var/log")
+_LAYERS = "shared/layers"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -196,7 +198,7 @@ class Repository:
         """Put an image under a tag; return its manifest's digest."""
         layers = [*([base()] if image.with_base else []), *image.layers]
         for layer in layers:
-            self._blob(layer.file.read_bytes(), layer.digest)
+            self._layer(layer)
         config = json.dumps(_config(image, layers), sort_keys=True).encode()
         manifest = {
             "schemaVersion": 2,
@@ -224,6 +226,19 @@ class Repository:
     @property
     def _url(self) -> str:
         return f"http://{self.service.host}/v2/{self.name}"
+
+    def _layer(self, layer: Layer) -> None:
+        """Sent to the registry once, and from there on shown in every repository."""
+        store = Repository(self.service, _LAYERS)
+        query = urllib.parse.urlencode({"mount": layer.digest, "from": _LAYERS})
+        for _ in range(2):
+            shown = requests.post(
+                f"{self._url}/blobs/uploads/?{query}", headers=self.service.headers, timeout=60
+            )
+            if shown.status_code == requests.codes.created:
+                return
+            store._blob(layer.file.read_bytes(), layer.digest)
+        self._blob(layer.file.read_bytes(), layer.digest)
 
     def _blob(self, data: bytes, digest: str = "") -> str:
         digest = digest or f"sha256:{hashlib.sha256(data).hexdigest()}"
