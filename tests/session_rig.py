@@ -1,4 +1,4 @@
-"""Runs real programs under injection, in a session folder made by hand, and reads what they left."""
+"""Runs real programs under injection, in session folders made by hand; reads what they left."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ REPO = Path(__file__).resolve().parents[2]
 INSIDE = REPO / "pinner" / "inside"
 
 # Spelled in pieces, so that this file does not find itself.
-HOME_FOLDERS = re.compile(r"(?<![\w.])/(?:" + "ro" + r"ot|ho" + r"me/(?!me\b)\w+|Us" + r"ers/\w+)\b")
+HOME_FOLDERS = re.compile(
+    r"(?<![\w.])/(?:" + "ro" + r"ot|ho" + r"me/(?!me\b)\w+|Us" + r"ers/\w+)\b"
+)
 PACKAGE_HOSTS = re.compile(
     r"\b(?:pypi\." + r"org|pythonhosted\." + r"org|deb\.debian\." + r"org|registry\.npmjs\."
     r"|download\.pytorch\." + r"org|pypi\.nvidia\." + r"com)",
