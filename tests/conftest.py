@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +14,25 @@ from tests import lanes
 for _name in [n for n in os.environ if n.startswith("PINNER_")]:
     if _name not in (lanes.REQUIRE_SERVICES, lanes.SOAK):
         del os.environ[_name]
+
+# Triton decides when it is imported whether this process can interpret, and any test file may be
+# the first to import it. What compiles runs in processes of its own.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Inductor sets these for the whole process once it compiled something (pytorch 2.13).
+_SET_BY_INDUCTOR = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_folder_of_another_test() -> Iterator[None]:
+    """Programs that the next test starts get the caches they would have had."""
+    before = {name: os.environ.get(name) for name in _SET_BY_INDUCTOR}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
