@@ -344,6 +344,17 @@ def test_a_subclass_that_prunes_in_its_own_way_is_asked_once():
         assert choice["config"] == entry["config"]
 
 
+def test_a_benchmark_that_somebody_calls_by_hand_still_measures():
+    pins = recorded(total_of)
+    with rig.enforcing(pins):
+        module = rig.fresh_kernels()
+        total_of(module)
+        rig.use_benchmark(module, lambda call, quantiles: [7.0, 7.0, 7.0])
+        module.total.nargs = {}
+        config = module.total.configs[0]
+        assert module.total._bench(X, torch.zeros(4), 4096, config=config, grid=(1,))[0] == 7.0
+
+
 def test_the_interpreter_gets_a_wall_clock_where_there_is_no_device():
     with rig.observing() as observed:
         module = rig.fresh_kernels()

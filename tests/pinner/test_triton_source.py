@@ -125,6 +125,18 @@ def test_a_function_that_calls_itself_has_a_hash(tmp_path):
     assert hash_of(tmp_path, text).startswith("sha256:")
 
 
+def test_a_function_without_text_is_known_by_its_code():
+    def made(body: str, factor: int = 2):
+        scope = {"FACTOR": factor}
+        exec(f"def kernel(x):\n    return {body}", scope)
+        return source_hash(scope["kernel"])
+
+    assert made("x * FACTOR") == made("x * FACTOR")
+    assert made("x * FACTOR") != made("x + FACTOR")
+    assert made("x * FACTOR") != made("x * FACTOR", 3)
+    assert made("x * 2") != made("x * 3")
+
+
 SCRIPT = """
 import sys
 sys.path[:0] = [{root!r}, {folder!r}]

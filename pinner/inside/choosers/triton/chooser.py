@@ -154,6 +154,7 @@ class Chooser:
 
         def settle(config: Any) -> None:
             tuner.cache = plain
+            watch.pending = None
             plain.pop(library_key, None)  # exact keys are not equal to each other
             plain[exact_key(library_key)] = config
             watch.known_keys.add(library_key)

@@ -3,6 +3,9 @@
 `JITFunction.cache_key` holds the line number, so that a comment above a kernel changes it. This
 hash is over the syntax tree of the kernel and of the JIT functions it calls, and over the global
 constants they read. No line, comment, docstring, decorator, path or Python version takes part.
+
+A function whose text cannot be read (made by `exec`, or shipped without source) is hashed by its
+byte code, which depends on the version of Python.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from ... import values
@@ -25,7 +28,6 @@ def source_hash(function: FunctionType) -> str:
     """``sha256:…`` of a kernel's own source.
 
     function: the plain Python function under `@triton.jit`.
-    Raises OSError when Python cannot find its text.
     """
     parts: List[str] = []
     _collect(function, parts, set())
@@ -34,10 +36,16 @@ def source_hash(function: FunctionType) -> str:
 
 def _collect(function: FunctionType, parts: List[str], seen: Set[int]) -> None:
     seen.add(id(function))
-    tree = _tree_of(function)
-    parts.append("def %s %s" % (function.__name__, _text_of(tree)))
+    try:
+        tree = _tree_of(function)
+    except (OSError, TypeError, SyntaxError, IndexError):
+        parts.append("code %s %s" % (function.__name__, _byte_code(function.__code__)))
+        reads: Set[Tuple[str, ...]] = {(name,) for name in function.__code__.co_names}
+    else:
+        parts.append("def %s %s" % (function.__name__, _text_of(tree)))
+        reads = _global_reads(tree)
     scope = _scope_of(function)
-    for path in sorted(_global_reads(tree)):
+    for path in sorted(reads):
         value = _resolve(path, scope)
         if value is _MISSING:
             continue
@@ -58,6 +66,14 @@ def _tree_of(function: FunctionType) -> ast.AST:
     if len(body) > 1 and _is_docstring(body[0]):
         del body[0]
     return definition
+
+
+def _byte_code(code: CodeType) -> str:
+    constants = [
+        _byte_code(value) if isinstance(value, CodeType) else repr(value)
+        for value in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, code.co_varnames, constants))
 
 
 def _is_docstring(node: ast.AST) -> bool:
