@@ -15,10 +15,9 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from stackbisect.runtimes.docker_engine import BISECTION_LABEL, Engine
 from tests import lanes
 from tests.stackbisect import images, services, wheels
 from tests.stackbisect.conftest import RepositoryFactory
+from tests.stackbisect.program import Ended, Program
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("docker")]
 
@@ -58,62 +58,6 @@ def total(values):
 """
 COMMAND = ("python3", "/train.py")
 FOUND, SAME, RANGE, ENDS, INFRASTRUCTURE, USAGE = 0, 1, 2, 4, 5, 64
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the program ended and what it said."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The object that --json prints."""
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
-
-
-@dataclass(frozen=True)
-class Program:
-    """The program in a folder of its own."""
-
-    folder: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start it."""
-        path = os.pathsep.join([str(ROOT), str(ROOT / "bisect")])
-        return subprocess.Popen(
-            [sys.executable, "-m", "stackbisect", *words],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, **self.env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def __call__(self, *words: str) -> Ended:
-        """Run it to its end."""
-        started = self.start(*words)
-        out, err = started.communicate(timeout=300)
-        return Ended(started.returncode, out, err)
-
-    def journal(self) -> list[dict[str, Any]]:
-        """Every line of the only bisection's journal."""
-        (file,) = self.folder.glob(".stackbisect/*/journal.jsonl")
-        whole, _, _ = file.read_text().rpartition("\n")  # a kill may have cut the last line
-        return [json.loads(line) for line in whole.splitlines()]
-
-    def journal_lines(self) -> int:
-        """How many lines there are; 0 before it has begun."""
-        return len(self.journal()) if list(self.folder.glob(".stackbisect/*/journal.jsonl")) else 0
-
-    def probes(self) -> list[dict[str, Any]]:
-        """The finished probes."""
-        return [line for line in self.journal() if line["t"] == "probe"]
 
 
 @pytest.fixture
@@ -528,7 +472,7 @@ def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(
     pair = (versions[change - 1], versions[change])
     kills = 0
     while kills < 10:
-        words = ["resume", "b", "--json"] if program.journal_lines() else begin
+        words = ["resume", "b", "--json"] if len(program.journal()) else begin
         started = program.start(*words)
         try:
             out, err = started.communicate(timeout=draw.uniform(0.2, 3.0))
@@ -539,7 +483,7 @@ def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(
             continue
         _check_answer(program, Ended(started.returncode, out, err), pair)
         assert program("clean", "b").code == 0  # it was quicker: on to the next kill
-    done = program(*(["resume", "b", "--json"] if program.journal_lines() else begin))
+    done = program(*(["resume", "b", "--json"] if len(program.journal()) else begin))
     _check_answer(program, done, pair)
 
 

@@ -16,15 +16,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import lanes
 from tests.stackbisect import wheels
+from tests.stackbisect.program import Ended, Program
 
 ROOT = Path(__file__).parents[2]
 VALUES = "[0.1 * (step + 1), 1e16, 1.0, -1e16, 2.5]"
@@ -40,47 +40,11 @@ FOUND, SAME, RANGE, ENDS, INFRASTRUCTURE, USAGE, UNREADABLE = 0, 1, 2, 4, 5, 64,
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the program ended and what it said."""
+class Series(Program):
+    """The program, with a store of wheels beside it."""
 
-    code: int
-    out: str
-    err: str
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The object that --json prints."""
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
-
-
-@dataclass(frozen=True)
-class Program:
-    """The program in a folder of its own, with a store of wheels beside it."""
-
-    folder: Path
-    store: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start it, in a process group of its own."""
-        path = os.pathsep.join([str(ROOT), str(ROOT / "bisect")])
-        return subprocess.Popen(
-            [sys.executable, "-m", "stackbisect", *words],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, **self.env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def __call__(self, *words: str) -> Ended:
-        """Run it to its end."""
-        started = self.start(*words)
-        out, err = started.communicate(timeout=300)
-        return Ended(started.returncode, out, err)
+    store: Path = Path()
+    own_session: bool = True
 
     def words(self, good: str, bad: str, *more: str, command: Sequence[str] = ()) -> list[str]:
         """A bisection of the series."""
@@ -97,27 +61,15 @@ class Program:
         """Run a bisection of the series."""
         return self(*self.words(good, bad, *more, command=command))
 
-    def journal(self) -> list[dict[str, Any]]:
-        """Every whole line of the journal."""
-        file = self.folder / ".stackbisect" / "b" / "journal.jsonl"
-        if not file.exists():
-            return []
-        whole, _, _ = file.read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
-
-    def probes(self) -> list[dict[str, Any]]:
-        """The finished probes."""
-        return [line for line in self.journal() if line["t"] == "probe"]
-
 
 @pytest.fixture(name="program")
-def _program(tmp_path: Path) -> Program:
+def _program(tmp_path: Path) -> Series:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "work.py").write_text(WORK)
-    return Program(tmp_path / "work", tmp_path / "store")
+    return Series(tmp_path / "work", store=tmp_path / "store")
 
 
-def series(program: Program, orders: str) -> list[str]:
+def series(program: Series, orders: str) -> list[str]:
     """Fill the store: one version a letter, `f`orward, `b`ackward, by `s`ize; others: see below.
 
     `x` needs what does not exist, `e` fails when it is imported, `h` leaves half of the evidence,
@@ -147,7 +99,7 @@ def bound(candidates: int, untestable: int) -> int:
     return 4 + math.ceil(math.log2(candidates - untestable)) + untestable
 
 
-def test_a_change_at_a_version_drawn_at_random_is_found(program: Program) -> None:
+def test_a_change_at_a_version_drawn_at_random_is_found(program: Series) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     size = random.Random(seed).randrange(6, 20)
@@ -181,7 +133,7 @@ def test_a_change_at_a_version_drawn_at_random_is_found(program: Program) -> Non
     assert found["culprits"] == []
 
 
-def summed(program: Program, version: str) -> str:
+def summed(program: Series, version: str) -> str:
     """What one version sums, straight from its wheel."""
     wheel = program.store / f"summing-{version}-py3-none-any.whl"
     environ = {**os.environ, "PYTHONPATH": str(wheel)}
@@ -190,7 +142,7 @@ def summed(program: Program, version: str) -> str:
     ).stdout
 
 
-def test_candidates_that_cannot_be_tested_are_searched_around(program: Program) -> None:
+def test_candidates_that_cannot_be_tested_are_searched_around(program: Series) -> None:
     versions = series(program, "ffffhexfbb")
     ended = program.search(versions[0], versions[-1])
     assert ended.code == FOUND, ended.err
@@ -203,7 +155,7 @@ def test_candidates_that_cannot_be_tested_are_searched_around(program: Program) 
         assert "exit code 1" in kinds["1.5"]["reason"]
 
 
-def test_a_range_that_cannot_be_tested_is_the_answer_with_each_reason(program: Program) -> None:
+def test_a_range_that_cannot_be_tested_is_the_answer_with_each_reason(program: Series) -> None:
     versions = series(program, "ffhexehbb")
     ended = program.search(versions[0], versions[-1])
     assert ended.code == RANGE, ended.err
@@ -216,7 +168,7 @@ def test_a_range_that_cannot_be_tested_is_the_answer_with_each_reason(program: P
     assert found["probes"] <= bound(9, 5)
 
 
-def test_three_generations_give_both_transitions(program: Program) -> None:
+def test_three_generations_give_both_transitions(program: Series) -> None:
     series(program, "ffsssbb")
     ended = program.search("1.0", "1.6")
     assert ended.code == FOUND, ended.err
@@ -225,7 +177,7 @@ def test_three_generations_give_both_transitions(program: Program) -> None:
     assert found["transitions"][0]["to_verdict"] == "third"
 
 
-def test_an_unstable_candidate_blames_nobody(program: Program) -> None:
+def test_an_unstable_candidate_blames_nobody(program: Series) -> None:
     series(program, "ff~bb")
     ended = program.search("1.0", "1.4")
     assert ended.code == RANGE, ended.err
@@ -236,7 +188,7 @@ def test_an_unstable_candidate_blames_nobody(program: Program) -> None:
     assert "two runs of it gave different bits" in ended.report["reason"]
 
 
-def test_equal_ends_are_not_searched(program: Program) -> None:
+def test_equal_ends_are_not_searched(program: Series) -> None:
     series(program, "fbf")
     ended = program.search("1.0", "1.2")
     assert ended.code == SAME
@@ -246,14 +198,14 @@ def test_equal_ends_are_not_searched(program: Program) -> None:
     assert "the change is between" not in program("status", "b").out
 
 
-def test_no_evidence_is_an_error_that_names_the_ways(program: Program) -> None:
+def test_no_evidence_is_an_error_that_names_the_ways(program: Series) -> None:
     series(program, "fb")
     ended = program.search("1.0", "1.1", command=("python", "-c", "import summing"))
     assert ended.code == ENDS
     assert "--evidence-stdout" in ended.report["hint"]
 
 
-def test_evidence_from_standard_output_and_from_files(program: Program) -> None:
+def test_evidence_from_standard_output_and_from_files(program: Series) -> None:
     series(program, "ffbb")
     print_it = ("python", "-c", f"import summing\nstep = 1\nprint('loss', summing.total({VALUES}))")
     ended = program.search("1.0", "1.3", "--evidence-stdout", "loss (.*)", command=print_it)
@@ -266,7 +218,7 @@ def test_evidence_from_standard_output_and_from_files(program: Program) -> None:
     assert (ended.code, ended.report["first_bad"]) == (FOUND, "1.2"), ended.err
 
 
-def test_exit_codes_are_verdicts_on_request(program: Program) -> None:
+def test_exit_codes_are_verdicts_on_request(program: Series) -> None:
     series(program, "fffbb")
     test = f"import summing, sys\nstep = 1\nsys.exit(summing.total({VALUES}) != 2.5)"
     command = ("python", "-c", test)
@@ -278,7 +230,7 @@ def test_exit_codes_are_verdicts_on_request(program: Program) -> None:
     assert "not a good end" in ended.report["reason"]
 
 
-def test_an_end_that_does_not_exist_offers_the_nearest(program: Program) -> None:
+def test_an_end_that_does_not_exist_offers_the_nearest(program: Series) -> None:
     series(program, "ffbb")
     ended = program.search("1.0", "1.9")
     assert ended.code == USAGE
@@ -286,7 +238,7 @@ def test_an_end_that_does_not_exist_offers_the_nearest(program: Program) -> None
     assert ended.report["status"] == "error"
 
 
-def test_the_plan_tries_nothing(program: Program) -> None:
+def test_the_plan_tries_nothing(program: Series) -> None:
     series(program, "ffbb")
     words = program.words("1.0", "1.3")
     words[0] = "plan"
@@ -297,7 +249,7 @@ def test_the_plan_tries_nothing(program: Program) -> None:
     assert not (program.folder / ".stackbisect").exists()
 
 
-def test_a_changed_bisection_is_refused_with_the_difference(program: Program) -> None:
+def test_a_changed_bisection_is_refused_with_the_difference(program: Series) -> None:
     series(program, "fb")
     assert program.search("1.0", "1.1").code == FOUND
     changes: list[tuple[Sequence[str], Sequence[str], str]] = [
@@ -317,7 +269,7 @@ def test_a_changed_bisection_is_refused_with_the_difference(program: Program) ->
     assert "candidate 1.0.5: new" in ended.err
 
 
-def test_a_finished_bisection_gives_its_answer_again_without_a_probe(program: Program) -> None:
+def test_a_finished_bisection_gives_its_answer_again_without_a_probe(program: Series) -> None:
     series(program, "ffb")
     first = program.search("1.0", "1.2")
     again = program.search("1.0", "1.2")
@@ -327,7 +279,7 @@ def test_a_finished_bisection_gives_its_answer_again_without_a_probe(program: Pr
     assert program("resume", "b", "--json").report == first.report
 
 
-def test_the_log_has_every_probe_and_the_output_of_one(program: Program) -> None:
+def test_the_log_has_every_probe_and_the_output_of_one(program: Series) -> None:
     series(program, "fb")
     command = ("python", "-c", f"print('hello from it')\n{WORK}")
     assert program.search("1.0", "1.1", command=command).code == FOUND
@@ -340,7 +292,7 @@ def test_the_log_has_every_probe_and_the_output_of_one(program: Program) -> None
     assert "b: found, 4 probes" in program("status").out
 
 
-def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(program: Program) -> None:
+def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(program: Series) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     drawn = random.Random(seed)
@@ -365,7 +317,7 @@ def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(program: Program)
     assert not list(program.folder.glob(".stackbisect/b/probes/*/scratch"))
 
 
-def check_answer(program: Program, ended: Ended) -> None:
+def check_answer(program: Series, ended: Ended) -> None:
     """The right answer, by as many probes as it takes and none twice."""
     assert ended.code == FOUND, ended.err
     assert (ended.report["last_good"], ended.report["first_bad"]) == ("1.7", "1.8")
@@ -373,13 +325,13 @@ def check_answer(program: Program, ended: Ended) -> None:
     assert len(program.probes()) == ended.report["probes"] <= bound(14, 1)
 
 
-def check_none_repeated(program: Program) -> None:
+def check_none_repeated(program: Series) -> None:
     """No finished probe stands in the journal twice."""
     made = [(probe["candidate"], probe["attempt"]) for probe in program.probes()]
     assert len(set(made)) == len(made)
 
 
-def left_behind(program: Program) -> list[str]:
+def left_behind(program: Series) -> list[str]:
     """Processes that still work in the program's folder."""
     deadline = time.monotonic() + 20
     while True:
@@ -402,7 +354,7 @@ def about(process: Path) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_behind_and_can_be_resumed(
-    program: Program, number: signal.Signals
+    program: Series, number: signal.Signals
 ) -> None:
     series(program, "ffbb")
     (program.folder / "work.py").write_text(f"import time\nopen('up', 'w')\ntime.sleep(3)\n{WORK}")
@@ -421,7 +373,7 @@ def test_a_signal_leaves_nothing_behind_and_can_be_resumed(
     assert (ended.code, ended.report["first_bad"]) == (FOUND, "1.2")
 
 
-def test_two_programs_do_not_work_on_one_bisection(program: Program) -> None:
+def test_two_programs_do_not_work_on_one_bisection(program: Series) -> None:
     series(program, "ffbb")
     (program.folder / "work.py").write_text(f"import time\nopen('up', 'w')\ntime.sleep(30)\n{WORK}")
     with program.start(*program.words("1.0", "1.3")) as started:
@@ -438,7 +390,7 @@ def test_two_programs_do_not_work_on_one_bisection(program: Program) -> None:
         started.communicate()
 
 
-def test_a_store_that_goes_away_stops_and_can_be_resumed(program: Program) -> None:
+def test_a_store_that_goes_away_stops_and_can_be_resumed(program: Series) -> None:
     versions = series(program, "ffffbbbb")
     hidden = program.store.with_name("hidden")
     store, version = repr(str(program.store)), repr(versions[-1])
@@ -457,7 +409,7 @@ def test_a_store_that_goes_away_stops_and_can_be_resumed(program: Program) -> No
     assert program.probes()[: len(before)] == before
 
 
-def test_a_damaged_journal_is_unreadable_and_named(program: Program) -> None:
+def test_a_damaged_journal_is_unreadable_and_named(program: Series) -> None:
     series(program, "fb")
     assert program.search("1.0", "1.1").code == FOUND
     path = program.folder / ".stackbisect" / "b" / "journal.jsonl"
@@ -516,7 +468,7 @@ NOWHERE = ("plan", "--image", "127.0.0.1:1/train", "--good", "1", "--bad", "2")
         ([*NOWHERE, "--env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
     ],
 )
-def test_mistakes_are_told_in_words(program: Program, words: list[str], shown: str) -> None:
+def test_mistakes_are_told_in_words(program: Series, words: list[str], shown: str) -> None:
     ended = program(words[0], "--json", *words[1:])
     assert ended.code == USAGE
     assert shown in ended.err
@@ -525,10 +477,10 @@ def test_mistakes_are_told_in_words(program: Program, words: list[str], shown: s
     assert (ended.report["status"], ended.report["exit_code"]) == ("error", USAGE)
 
 
-def test_variables_reach_the_command_and_secret_ones_no_file(program: Program) -> None:
+def test_variables_reach_the_command_and_secret_ones_no_file(program: Series) -> None:
     series(program, "fb")
     command = ("python", "-c", f"import os\nprint(os.environ['PLAIN'], os.environ['MINE'])\n{WORK}")
-    secret = Program(program.folder, program.store, {"MINE": "very-secret-value"})
+    secret = replace(program, env={"MINE": "very-secret-value"})
     ended = secret.search("1.0", "1.1", "--env", "PLAIN=shown", "--env", "MINE", command=command)
     assert ended.code == FOUND, ended.err
     assert program("log", "b", "1").out == "shown <hidden>\n"
@@ -538,7 +490,7 @@ def test_variables_reach_the_command_and_secret_ones_no_file(program: Program) -
     assert program.search("1.0", "1.1", "--fresh", "--env", "MINE").code == USAGE
 
 
-def test_clean_removes_everything(program: Program) -> None:
+def test_clean_removes_everything(program: Series) -> None:
     series(program, "fb")
     assert program.search("1.0", "1.1").code == FOUND
     assert program("clean", "b").code == 0
@@ -559,7 +511,7 @@ for step, kind in enumerate((numpy.float32, numpy.float64)):
 
 
 @pytest.mark.service
-def test_real_numpy_from_the_index(program: Program, tmp_path: Path) -> None:
+def test_real_numpy_from_the_index(program: Series, tmp_path: Path) -> None:
     """Which versions differ depends on the processor, so enumeration says what is right."""
     (program.folder / "work.py").write_text(NUMPY)
     versions = ["2.1.2", "2.1.3", "2.2.0", "2.2.1"]
