@@ -23,6 +23,7 @@ def main() -> None:
             (session / name).mkdir()
         (session / "session.json").write_text(json.dumps({"version": 1, "mode": "observe"}))
         bare = {k: v for k, v in os.environ.items() if not k.startswith("PINNER_")}
+        bare.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed pinner has its byte code
         path = os.pathsep.join([str(shipped.inject_dir()), bare.get("PYTHONPATH", "")])
         injected = dict(bare, PYTHONPATH=path.rstrip(os.pathsep), PINNER_SESSION=str(session))
 
