@@ -34,6 +34,7 @@ def begin(environ: Mapping[str, str]) -> None:
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
     imports.after("triton.runtime.autotuner", _install_triton)
+    imports.after("torch._inductor.compile_fx", _name_inductor)
     if active.evidence:
         imports.after("torch.optim.optimizer", _install_optimizer)
     for tap in active.taps:
@@ -63,6 +64,19 @@ def _install_triton(module: ModuleType) -> None:
     from .choosers.triton import hooks
 
     hooks.install(module)
+
+
+def _name_inductor(module: ModuleType) -> None:
+    """Say that this process compiles with Inductor, whose choices no lock holds yet."""
+    ledger.write(
+        {
+            "t": "problem",
+            "kind": "note",
+            "chooser": "inductor",
+            "kernel": "torch.compile",
+            "text": "what Inductor chooses in this run is not under the lock",
+        }
+    )
 
 
 def _refuse_bypass() -> None:

@@ -283,7 +283,8 @@ def draft_lines(draft: Draft) -> list[str]:
         )
         lines += [str(conflict) for conflict in draft.conflicts]
     lines += [f"not in the lock: {p}" for p in draft.problems if p.kind in ("refused", "elsewhere")]
-    lines += [f"note: {p}" for p in draft.problems if p.kind in ("note", "drift")]
+    lines += [str(p) for p in draft.problems if p.kind == "note"]
+    lines += [f"note: {p}" for p in draft.problems if p.kind == "drift"]
     lines += [f"note: the processes differ in {fact}" for fact in draft.fact_conflicts if fact.hard]
     return lines
 
