@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +15,10 @@ from tests import lanes
 for _name in [n for n in os.environ if n.startswith("PINNER_")]:
     if _name not in (lanes.REQUIRE_SERVICES, lanes.SOAK):
         del os.environ[_name]
+
+# A background job ignores Ctrl-C, and what a process ignores its children ignore too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Triton decides when it is imported whether this process can interpret, and any test file may be
 # the first to import it. What compiles runs in processes of its own.
