@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,17 +72,13 @@ class Daemon:
     @property
     def pid(self) -> int | None:
         """The process id of a daemon of ours that is alive."""
-        try:
-            pid = int((self.place / f"{self.name}.pid").read_text())
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            return None
-        return pid if Path(os.fsdecode(argv[0])).name in PROGRAMS else None
+        return _alive(self.place / f"{self.name}.pid", PROGRAMS)
 
     def start(self, limit: float = 60.0) -> None:
         """Start it and wait until it answers. Raises ServiceMissing with the end of its log."""
         if self.pid is not None and self.answers():
             return
+        self._forget_the_dead()
         log = self.place / f"{self.name}.log"
         with log.open("wb") as out:
             started = subprocess.Popen(
@@ -98,6 +94,16 @@ class Daemon:
         self.stop()
         end = log.read_text(errors="replace").strip().splitlines()[-3:]
         raise ServiceMissing(f"{self.name} does not start: {' / '.join(end) or 'no output'}")
+
+    def _forget_the_dead(self) -> None:
+        """Remove pid files of a daemon that was killed: its number may be somebody else's by now.
+
+        dockerd does not start where its pid file names any living process.
+        """
+        containerd = self.place / f"{self.name}-exec" / "containerd" / "containerd.pid"
+        for file in (self.place / f"{self.name}.dockerd-pid", containerd):
+            if _alive(file, (*PROGRAMS, "containerd")) is None:
+                file.unlink(missing_ok=True)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End it, if it is ours and alive, and wait until it is gone."""
@@ -115,6 +121,16 @@ class Daemon:
             how = signal.SIGKILL
         if how == signal.SIGKILL:
             time.sleep(2)  # its children die after it, and a new one must not meet them
+
+
+def _alive(file: Path, programs: Collection[str]) -> int | None:
+    """The process id in a pid file, where it is one of these programs and lives."""
+    try:
+        pid = int(file.read_text())
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if Path(os.fsdecode(argv[0])).name in programs else None
 
 
 def docker_daemon() -> Daemon:
