@@ -24,7 +24,7 @@ test: env
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: env
-	@scripts/soak.sh $(PY) $(ARGS)
+	@scripts/soak.sh $(PY) -n $(JOBS) $(ARGS)
 
 lint: env
 	@$(PY) -m ruff check .
