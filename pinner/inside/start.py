@@ -67,14 +67,17 @@ def _install_triton(module: ModuleType) -> None:
 
 
 def _name_inductor(module: ModuleType) -> None:
-    """Say that this process compiles with Inductor, whose choices no lock holds yet."""
+    """Say that this process may compile with Inductor, whose choices no lock holds yet.
+
+    torch 2.13 imports this module for every backend of `torch.compile`.
+    """
     ledger.write(
         {
             "t": "problem",
             "kind": "note",
             "chooser": "inductor",
             "kernel": "torch.compile",
-            "text": "what Inductor chooses in this run is not under the lock",
+            "text": "what Inductor chooses, where it is the backend, is not under the lock",
         }
     )
 

@@ -40,7 +40,8 @@ def evidence(folder: Path, code: str, *args: str) -> dict[str, list[str]]:
     rig = SessionRig(folder)
     done = rig.script(code, *args)
     assert done.returncode == 0, done.stderr
-    assert rig.lines("problem") == []
+    # torch.compile is told about, whatever its backend.
+    assert [line for line in rig.lines("problem") if line["chooser"] != "inductor"] == []
     found: dict[str, list[str]] = {}
     for line in rig.lines("evidence"):
         stream = found.setdefault(line["stream"], [])
