@@ -33,7 +33,6 @@ class SessionRig:
             "taps": [],
             "evidence": True,
             "allow": [],
-            "adverse": None,
             "replay": False,
             "run": "test",
             "hidden_pythonpath": None,

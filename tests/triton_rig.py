@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,11 +154,6 @@ def numbers(n: int = 4096, seed: int = 7) -> torch.Tensor:
 def bits(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor."""
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
-
-
-def hexed(value: float) -> str:
-    """A float32 as hex, for messages."""
-    return struct.pack("<f", value).hex()
 
 
 def use_benchmark(module: ModuleType, benchmark: Any) -> None:

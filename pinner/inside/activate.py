@@ -98,7 +98,6 @@ def _settings(path: str) -> Dict[str, Any]:
         "taps": [],
         "evidence": False,
         "allow": [],
-        "adverse": None,
         "replay": False,
         "run": "enforce",
         "hidden_pythonpath": os.environ.get("PYTHONPATH"),

@@ -26,14 +26,13 @@ class Session:
     taps: compiled metric taps
     evidence: whether fingerprints are written
     allow: names of hard stack fields that may differ
-    adverse, replay: test switches of the choosers
+    replay: launch every decided kernel twice, to find one that is not deterministic
     run: name of this run
     hidden_pythonpath: the PYTHONPATH the command would have had, or None
     created: ISO time
     """
 
     __slots__ = (
-        "adverse",
         "allow",
         "created",
         "evidence",
@@ -55,7 +54,6 @@ class Session:
         self.taps: List[Dict[str, Any]] = fields.get("taps") or []
         self.evidence: bool = fields.get("evidence", True)
         self.allow: List[str] = fields.get("allow") or []
-        self.adverse: Any = fields.get("adverse")
         self.replay: bool = fields.get("replay", False)
         self.run: str = fields.get("run", "")
         self.hidden_pythonpath: Optional[str] = fields.get("hidden_pythonpath")

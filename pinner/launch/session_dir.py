@@ -212,7 +212,6 @@ def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
         "taps": [dict(tap) for tap in settings.taps],
         "evidence": settings.evidence,
         "allow": list(settings.allow),
-        "adverse": None,
         "replay": settings.replay,
         "run": settings.run,
         "hidden_pythonpath": settings.hidden_pythonpath,
