@@ -45,6 +45,7 @@ _lock = threading.RLock()
 _file: Optional[_File] = None
 _at_first_line: List[Callable[[], object]] = []
 _exit_callbacks: List[Callable[[], object]] = []
+_followers: List[Callable[[Dict[str, Any]], object]] = []
 _exit_pid: Optional[int] = None
 _prepared = False
 
@@ -80,6 +81,13 @@ def write(line: Dict[str, Any], sync: bool = False) -> None:
             _open(active)
             _run_at_first_line()
         _append(line, sync)
+    for callback in _followers:
+        callback(line)
+
+
+def follow(callback: Callable[[Dict[str, Any]], object]) -> None:
+    """Call `callback(line)` after each line that was written in this process."""
+    _followers.append(callback)
 
 
 def open_now() -> None:

@@ -28,6 +28,7 @@ class Session:
     allow: names of hard stack fields that may differ
     replay: launch every decided kernel twice, to find one that is not deterministic
     run: name of this run
+    trace: what `pinner trace` asked for (see evidence/trace/settings.py), or None
     hidden_pythonpath: the PYTHONPATH the command would have had, or None
     created: ISO time
     """
@@ -44,6 +45,7 @@ class Session:
         "replay",
         "run",
         "taps",
+        "trace",
     )
 
     def __init__(self, folder: str, fields: Dict[str, Any]) -> None:
@@ -56,6 +58,7 @@ class Session:
         self.allow: List[str] = fields.get("allow") or []
         self.replay: bool = fields.get("replay", False)
         self.run: str = fields.get("run", "")
+        self.trace: Optional[Dict[str, Any]] = fields.get("trace")
         self.hidden_pythonpath: Optional[str] = fields.get("hidden_pythonpath")
         self.created: str = fields.get("created", "")
 

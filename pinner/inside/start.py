@@ -39,6 +39,8 @@ def begin(environ: Mapping[str, str]) -> None:
         imports.after("torch.optim.optimizer", _install_optimizer)
     for tap in active.taps:
         imports.after(tap["module"], _install_tap(tap))
+    if active.trace is not None:
+        _begin_trace(active.trace)
 
 
 def _before_torch() -> None:
@@ -101,6 +103,12 @@ def _install_optimizer(module: ModuleType) -> None:
     from .evidence import optimizer
 
     optimizer.install(module)
+
+
+def _begin_trace(fields: Dict[str, Any]) -> None:
+    from .evidence.trace import install
+
+    install.begin(fields)
 
 
 def _install_tap(tap: Dict[str, Any]) -> Callable[[ModuleType], None]:
