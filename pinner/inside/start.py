@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Dict, Mapping
 
+_INDUCTOR = (
+    "torch._inductor.ir",
+    "torch._inductor.select_algorithm",
+)
+"""The modules in which Inductor decides."""
+
 _begun = False
 
 
@@ -34,7 +40,8 @@ def begin(environ: Mapping[str, str]) -> None:
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
     imports.after("triton.runtime.autotuner", _install_triton)
-    imports.after("torch._inductor.compile_fx", _name_inductor)
+    for name in _INDUCTOR:
+        imports.after(name, _install_inductor)
     if active.evidence:
         imports.after("torch.optim.optimizer", _install_optimizer)
     for tap in active.taps:
@@ -68,20 +75,10 @@ def _install_triton(module: ModuleType) -> None:
     hooks.install(module)
 
 
-def _name_inductor(module: ModuleType) -> None:
-    """Say that this process may compile with Inductor, whose choices no lock holds yet.
+def _install_inductor(module: ModuleType) -> None:
+    from .choosers.inductor import hooks
 
-    torch 2.13 imports this module for every backend of `torch.compile`.
-    """
-    ledger.write(
-        {
-            "t": "problem",
-            "kind": "note",
-            "chooser": "inductor",
-            "kernel": "torch.compile",
-            "text": "what Inductor chooses, where it is the backend, is not under the lock",
-        }
-    )
+    hooks.install(module)
 
 
 def _refuse_bypass() -> None:

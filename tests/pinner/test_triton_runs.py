@@ -122,12 +122,6 @@ def test_the_same_choices_whatever_comes_first(lock, tmp_path, environment):
     assert [report[name] for name in ("fallback", "missed", "invalid", "drifted")] == [0] * 4
 
 
-def test_a_run_that_compiles_with_inductor_is_told_what_is_not_held(lock, tmp_path):
-    done, _ = enforce(tmp_path, lock, IMPORT_FIRST="torch._inductor.compile_fx")
-    assert done.returncode == 0, done.stderr
-    assert "note: torch.compile: what Inductor chooses" in done.stderr
-
-
 def test_a_lock_edited_to_another_alternative_gives_other_bits(lock, tmp_path):
     codes = set()
     for block in (16, 256):
