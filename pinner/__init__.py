@@ -8,12 +8,19 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # importing `typing` would cost more than all of this
 if TYPE_CHECKING:
+    from .inside.api import checkpoint_restored as checkpoint_restored
+    from .inside.api import checkpoint_saved as checkpoint_saved
     from .inside.api import fingerprint as fingerprint
     from .programmatic import enforce as enforce
 
-__all__ = ["__version__", "enforce", "fingerprint"]
+__all__ = ["__version__", "checkpoint_restored", "checkpoint_saved", "enforce", "fingerprint"]
 
-_SOURCES = {"fingerprint": "inside.api", "enforce": "programmatic"}
+_SOURCES = {
+    "checkpoint_restored": "inside.api",
+    "checkpoint_saved": "inside.api",
+    "fingerprint": "inside.api",
+    "enforce": "programmatic",
+}
 
 
 def __getattr__(name: str) -> object:

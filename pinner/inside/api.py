@@ -35,6 +35,51 @@ def fingerprint(name: str, value: Any, step: Optional[int] = None) -> None:
 fingerprint._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
+def checkpoint_saved(state: Any = None, path: Optional[str] = None) -> None:
+    """Say that a checkpoint is on the disk: call it on each rank, after all of its files.
+
+    state: what was saved: dicts and lists of tensors, modules, optimizers, anything with a
+        `state_dict`. What the process holds besides is looked at whether it is passed or not.
+    path: the checkpoint's file or folder; where a lock is enforced, the lock's digest is left
+        beside it
+
+    Under `pinner verify --resume` this is where the run is killed. Changes nothing.
+    """
+    active = session.current()
+    if active is None:
+        return
+    from .evidence.resume import carried, ready
+
+    if path is not None:
+        carried.write(os.fspath(path))
+    moments = ready.active()
+    if moments is not None:
+        moments.saved(state)
+
+
+def checkpoint_restored(state: Any = None, path: Optional[str] = None) -> None:
+    """Say that all is restored: call it on each rank before the first step that goes on from there.
+
+    state: what was restored, in the same form as it was passed when it was saved
+    path: the checkpoint's file or folder. Raises PinnerError where it was saved under another lock
+        than the one that is enforced now: the run would not go on as it was.
+    """
+    active = session.current()
+    if active is None:
+        return
+    from .evidence.resume import carried, ready
+
+    if path is not None:
+        carried.check(os.fspath(path))
+    moments = ready.active()
+    if moments is not None:
+        moments.restored(state)
+
+
+checkpoint_saved._torchdynamo_disable = True  # type: ignore[attr-defined]
+checkpoint_restored._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def enforce(pins: str) -> None:
     """Enforce a compiled lock in this process and its children, where only this folder is mounted.
 

@@ -35,6 +35,8 @@ class _Loader:
         module.__doc__ = __doc__
         names = {
             "__version__": VERSION,
+            "checkpoint_restored": api.checkpoint_restored,
+            "checkpoint_saved": api.checkpoint_saved,
             "enforce": api.enforce,
             "fingerprint": api.fingerprint,
             "inside": sys.modules[__package__],

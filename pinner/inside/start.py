@@ -48,6 +48,8 @@ def begin(environ: Mapping[str, str]) -> None:
         imports.after(tap["module"], _install_tap(tap))
     if active.trace is not None:
         _begin_trace(active.trace)
+    if environ.get("PINNER_VERIFY_RESUME"):
+        _begin_resume(environ)
 
 
 def _before_torch() -> None:
@@ -106,6 +108,12 @@ def _begin_trace(fields: Dict[str, Any]) -> None:
     from .evidence.trace import install
 
     install.begin(fields)
+
+
+def _begin_resume(environ: Mapping[str, str]) -> None:
+    from .evidence.resume import ready
+
+    ready.begin(environ)
 
 
 def _install_tap(tap: Dict[str, Any]) -> Callable[[ModuleType], None]:
