@@ -268,6 +268,7 @@ def _env(arguments: argparse.Namespace) -> int:
         on_miss=arguments.on_miss,
         allow=arguments.allow,
         evidence=arguments.verify,
+        cublaslt=arguments.cublaslt,
     )
     text = _json(made.to_json()) if arguments.json else made.shell()
     return 0 if _print(text) else UNREADABLE
@@ -334,6 +335,7 @@ def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
         argv=tuple(command),
         outside=OutsideEvidence(tuple(arguments.evidence_file), tuple(arguments.evidence_stdout)),
         taps=tuple(arguments.tap),
+        cublaslt=arguments.cublaslt,
         output=2 if arguments.json else None,
     )
 
@@ -519,12 +521,22 @@ def _add_evidence(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_cublaslt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cublaslt",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="watch cuBLASLt: where it can be (auto, the default), or else refuse (on), or never",
+    )
+
+
 def _add_record(parser: argparse.ArgumentParser) -> None:
     _add_out(parser)
     parser.add_argument(
         "--runs", metavar="N", type=_at_least(2), default=2, help="validating runs (default: 2)"
     )
     _add_evidence(parser)
+    _add_cublaslt(parser)
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
     )
@@ -558,6 +570,7 @@ def _add_lock(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare evidence with the lock's at the same steps"
     )
+    _add_cublaslt(parser)
 
 
 def _add_enforce(parser: argparse.ArgumentParser) -> None:

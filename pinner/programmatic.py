@@ -15,7 +15,6 @@ from pinner.inside import activate, ledger
 from pinner.inside.faults import PinnerError, say
 
 if TYPE_CHECKING:
-    from pinner.launch.coverage import Coverage
     from pinner.launch.session_dir import OnMiss, SessionDir
     from pinner.lockfile.schema import Lock
 
@@ -108,21 +107,14 @@ def _close(folder: Path, session: SessionDir, lock: Lock, on_miss: OnMiss) -> No
         broken = [f"what the processes did cannot be read: {error}"]
         closing = []
     else:
-        broken = [_broken_text(coverage, name) for name in coverage.broken(on_miss)]
-        closing = [*(f"note: {text}" for text in coverage.notes), coverage.line()]
+        broken = [coverage.broken_text(name) for name in coverage.broken(on_miss)]
+        closing = [*(f"note: {text}" for text in coverage.notes), *coverage.closing()]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     _flush()
     say(*(f"broken pins: {text}" for text in broken), *closing)
     if broken and not _fails_already():
         _end_with(BROKEN)
-
-
-def _broken_text(coverage: Coverage, name: str) -> str:
-    entries = coverage.entries[name]
-    kernels = dict.fromkeys(str(entry.get("kernel")) for entry in entries)
-    texts = dict.fromkeys(str(entry["text"]) for entry in entries if entry.get("text"))
-    return f"{len(entries)} {name}: {', '.join(kernels)}: {'; '.join(texts)}"
 
 
 def _fails_already() -> bool:

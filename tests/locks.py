@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from pinner.inside.values import canonical
 from pinner.lockfile.ledgers import ProcessLedger, ledger_of
 from pinner.lockfile.schema import (
     HEAD,
+    HELD,
+    Entry,
     Evidence,
     Lock,
     Run,
+    Setting,
     Stack,
     StreamRecord,
-    TritonEntry,
     TritonFallback,
 )
 
@@ -31,19 +34,64 @@ def digest(text: str) -> str:
     return "sha256:" + text.ljust(64, "0")
 
 
-def entry(size: int = 64, **fields: Any) -> TritonEntry:
+def entry(size: int = 64, **fields: Any) -> Entry:
     """An entry like those of a real run; ``size`` is its key."""
     given: dict[str, Any] = {
+        "chooser": "triton",
         "kernel": KERNEL,
         "source": SOURCE,
         "key": {"N": size, "x:dtype": "float32"},
         "config": {"BT": 32, "num_warps": 4, "num_stages": 3},
         "alternatives": 9,
     }
-    return TritonEntry(**{**given, **fields})
+    return Entry(**{**given, **fields})
 
 
-def lock(*entries: TritonEntry, **fields: Any) -> Lock:
+ALGO = {
+    "id": 66,
+    "tile": 20,
+    "stages": 35,
+    "splitk": 1,
+    "reduction": 0,
+    "swizzle": 0,
+    "custom": 0,
+    "inner": 0,
+    "cluster": 0,
+    "workspace": 0,
+}
+
+
+def problem(m: int = 64, blob: str = "ab" * 64, **algo: Any) -> Entry:
+    """An entry of cuBLASLt; ``m`` is its key."""
+    return Entry(
+        chooser="cublaslt",
+        kernel="matmul",
+        source="",
+        key={"m": m, "n": 64, "transa": True, "atype": "bf16"},
+        config={**ALGO, **algo, "blob": blob},
+        alternatives=8,
+    )
+
+
+def operation(name: str = "gemm:addmm", size: int = 64, **fields: Any) -> Entry:
+    """An entry of Inductor; ``size`` is its key."""
+    given: dict[str, Any] = {
+        "chooser": "inductor",
+        "kernel": name,
+        "source": "",
+        "key": {"m": size, "dtype": "float32"},
+        "config": {"choice": "aten"},
+        "alternatives": 2,
+    }
+    return Entry(**{**given, **fields})
+
+
+def setting(name: str = "NCCL_ALGO", **fields: Any) -> Setting:
+    given: dict[str, Any] = {"chooser": "nccl", "value": "Ring", "held": "recorded"}
+    return Setting(name=name, **{**given, **fields})
+
+
+def lock(*entries: Entry, **fields: Any) -> Lock:
     given: dict[str, Any] = {
         "run": Run(
             command=("python", "train.py", "--name", "größe"),
@@ -79,6 +127,33 @@ def full_lock(sizes: Iterable[int] = (32, 64, 128)) -> Lock:
     ]
     configs = ({"BT": 32, "num_warps": 4}, {"BT": 16, "num_warps": 4})
     return lock(*entries, fallbacks=(TritonFallback(KERNEL, configs),))
+
+
+def every_chooser(sizes: Iterable[int] = (32, 64)) -> Lock:
+    """A lock with entries of all choosers and settings of each kind."""
+    made = list(sizes)
+    built = "triton:triton_red_fused_0"
+    return replace(
+        full_lock(made),
+        inductor=(
+            *(operation(size=size) for size in made),
+            operation(
+                built,
+                source=digest("e"),
+                config={"XBLOCK": 8, "R0_BLOCK": 64, "num_warps": 4},
+                code=(digest("aa"),),
+                specs=("0" * 16,),
+                options={"enable_fp_fusion": True},
+                note="größer",
+            ),
+        ),
+        cublaslt=tuple(replace(problem(size), note="seen on 2 ranks") for size in made),
+        settings=(
+            setting("NCCL_ALGO", held="forced"),
+            setting("NCCL_PROTO", value={"none": True}, note="in force; cannot be set"),
+            setting("benchmark", chooser="cudnn", value=True, held="no", note="switch it off"),
+        ),
+    )
 
 
 # ---- ledgers -------------------------------------------------------------------------------
@@ -124,6 +199,11 @@ def code_line(config: Mapping[str, Any], spec: str, code: str | None, **fields: 
     return {**given, "spec": spec, "code": code, "options": {}, **fields}
 
 
+def setting_line(name: str = "NCCL_ALGO", **fields: Any) -> dict[str, Any]:
+    given = {"t": "setting", "chooser": "nccl", "name": name, "value": "Ring", "held": "recorded"}
+    return {**given, "text": "why", **fields}
+
+
 def ledger(*lines: Mapping[str, Any], rank: int | None = 0) -> ProcessLedger:
     made = ledger_of([process_line(rank), *map(dict, lines)])
     assert made is not None
@@ -158,7 +238,8 @@ values = st.recursive(
 tables = st.dictionaries(names, values, max_size=4)
 digests = st.text("0123456789abcdef", max_size=3).map(digest)
 entries = st.builds(
-    TritonEntry,
+    Entry,
+    chooser=st.just("triton"),
     kernel=st.one_of(st.sampled_from(["m:a", "m:b"]), text),
     source=st.one_of(st.sampled_from([digest("1"), digest("2")]), digests),
     key=tables,
@@ -171,6 +252,48 @@ entries = st.builds(
     note=text,
 )
 entry_lists = st.lists(entries, max_size=6, unique_by=lambda each: each.identity)
+operations = st.builds(
+    Entry,
+    chooser=st.just("inductor"),
+    kernel=st.one_of(st.sampled_from(["gemm:mm", "triton:k"]), text),
+    source=st.one_of(st.just(""), digests),
+    key=tables,
+    config=tables,
+    alternatives=st.integers(1, 10**6),
+    code=st.just((digest("aa"),)),
+    specs=st.tuples(text),
+    options=tables,
+    heuristics=tables,
+    note=text,
+)
+problems = st.builds(
+    Entry,
+    chooser=st.just("cublaslt"),
+    kernel=st.just("matmul"),
+    source=st.just(""),
+    key=tables,
+    config=st.builds(
+        lambda algo, blob: {**algo, "blob": blob},
+        tables,
+        st.sampled_from(["ab" * 64, "0" * 128]),
+    ),
+    alternatives=st.integers(1, 99),
+    note=text,
+)
+switches = st.builds(
+    Setting,
+    chooser=st.one_of(st.sampled_from(["nccl", "cudnn"]), text),
+    name=names,
+    value=values,
+    held=st.sampled_from(HELD),
+    note=text,
+)
+
+
+def few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """None to three, of different identities."""
+    unique = st.lists(strategy, max_size=3, unique_by=lambda each: each.identity)
+    return unique.map(tuple)
 
 
 @st.composite
@@ -222,4 +345,7 @@ def locks(draw: st.DrawFn) -> Lock:
         evidence=Evidence(draw(text), draw(st.integers(0, 99)), evidence),
         triton=tuple(chosen),
         fallbacks=tuple(TritonFallback(kernel, tuple(draw(configs))) for kernel in covered),
+        inductor=draw(few(operations)),
+        cublaslt=draw(few(problems)),
+        settings=draw(few(switches)),
     )

@@ -8,21 +8,44 @@ from . import faults, session
 
 TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
-    from typing import Any, Dict, FrozenSet, Optional
+    from typing import Any, Dict, FrozenSet, List, Optional
 
 VERSION = 1
 
 
 class Pins:
-    """The compiled lock: `lock` is the digest of the lock file it was made from."""
+    """The compiled lock.
 
-    __slots__ = ("lock", "sealed", "stack_hard", "triton")
+    lock: digest of the lock file it was made from
+    triton, inductor: by kernel, {"entries": [...]}, Triton's with a "fallback"
+    inductor_digest: digest of the whole of `inductor`, for keys of compile caches
+    cublaslt: list of {"problem", "algo", "blob"}
+    settings: list of {"chooser", "name", "value", "held"}
+    policy: the switches that were set when recording, "CHOOSER.NAME" to value
+    """
+
+    __slots__ = (
+        "cublaslt",
+        "inductor",
+        "inductor_digest",
+        "lock",
+        "policy",
+        "sealed",
+        "settings",
+        "stack_hard",
+        "triton",
+    )
 
     def __init__(self, body: Dict[str, Any]) -> None:
         self.lock: str = body.get("lock", "")
         self.sealed: bool = body.get("sealed", False)
         self.stack_hard: Dict[str, Any] = (body.get("stack") or {}).get("hard") or {}
         self.triton: Dict[str, Dict[str, Any]] = body.get("triton") or {}
+        self.inductor: Dict[str, Dict[str, Any]] = body.get("inductor") or {}
+        self.inductor_digest: str = body.get("inductor_digest", "")
+        self.cublaslt: List[Dict[str, Any]] = body.get("cublaslt") or []
+        self.settings: List[Dict[str, Any]] = body.get("settings") or []
+        self.policy: Dict[str, Any] = body.get("policy") or {}
 
 
 _loaded: Optional[Pins] = None
@@ -49,6 +72,16 @@ def load() -> Pins:
 def triton_kernel(name: str) -> Optional[Dict[str, Any]]:
     """Return {"entries": [...], "fallback": [...]} of the kernel, or None where it has no pin."""
     return load().triton.get(name)
+
+
+def inductor_kernel(name: str) -> Optional[Dict[str, Any]]:
+    """Return {"entries": [...]} of one of Inductor's kernels or operations, or None."""
+    return load().inductor.get(name)
+
+
+def settings_of(chooser: str) -> List[Dict[str, Any]]:
+    """Return the locked settings of one library: {"chooser", "name", "value", "held"} each."""
+    return [setting for setting in load().settings if setting["chooser"] == chooser]
 
 
 def modules() -> FrozenSet[str]:

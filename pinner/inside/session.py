@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MODES = ("observe", "enforce")
 ON_MISS = ("fallback", "error", "tune")
+CUBLASLT = ("auto", "on", "off")
 
 
 class Session:
@@ -26,6 +27,7 @@ class Session:
     taps: compiled metric taps
     evidence: whether fingerprints are written
     allow: names of hard stack fields that may differ
+    cublaslt: whether cuBLASLt is watched: "auto" (where it can be), "on" or "off"
     replay: launch every decided kernel twice, to find one that is not deterministic
     run: name of this run
     trace: what `pinner trace` asked for (see evidence/trace/settings.py), or None
@@ -36,6 +38,7 @@ class Session:
     __slots__ = (
         "allow",
         "created",
+        "cublaslt",
         "evidence",
         "folder",
         "hidden_pythonpath",
@@ -56,6 +59,7 @@ class Session:
         self.taps: List[Dict[str, Any]] = fields.get("taps") or []
         self.evidence: bool = fields.get("evidence", True)
         self.allow: List[str] = fields.get("allow") or []
+        self.cublaslt: str = fields.get("cublaslt", "auto")
         self.replay: bool = fields.get("replay", False)
         self.run: str = fields.get("run", "")
         self.trace: Optional[Dict[str, Any]] = fields.get("trace")
@@ -123,6 +127,8 @@ def _load(path: str) -> Dict[str, Any]:
     _member(path, fields, "mode", MODES)
     if "on_miss" in fields:
         _member(path, fields, "on_miss", ON_MISS)
+    if "cublaslt" in fields:
+        _member(path, fields, "cublaslt", CUBLASLT)
     return fields
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pinner import stack
 from pinner.launch import enforce, environment, judge, one_run, session_dir
 from pinner.launch.collect import collect
+from pinner.lockfile.check import findings
 from pinner.lockfile.codec import read_lock, read_lock_with_digest
 from pinner.lockfile.schema import Lock
 
@@ -36,14 +37,17 @@ def check(
     python: the interpreter's command; empty for the one that runs pinner. Raises `LockError`.
     """
     lock = read_lock(path)
-    lines = [] if lock.run.sealed else [f"{path} is a draft: `pinner enforce` refuses it"]
-    details: dict[str, Any] = {"sealed": lock.run.sealed, "complete": lock.run.complete}
-    if not lock.run.complete:
-        lines.append("note: some choices that were seen are not in the lock")
+    found = findings(lock)
+    lines = [f"note: {finding}" for finding in found]
+    details: dict[str, Any] = {
+        "sealed": lock.run.sealed,
+        "complete": lock.run.complete,
+        "findings": list(found),
+    }
     fits = True
     if look_at_stack:
-        fits, found, stack_details = _stack(lock, list(python) or [sys.executable], environ)
-        lines += found
+        fits, differing, stack_details = _stack(lock, list(python) or [sys.executable], environ)
+        lines += differing
         details.update(stack_details)
     good = lock.run.sealed and fits
     lines.append(f"{path}: " + ("can be enforced here" if good else "cannot be enforced here"))

@@ -172,7 +172,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
         *differing,
         *uncompared,
         *(() if verification is None else (verification.line,)),
-        coverage.line(),
+        *coverage.closing(),
     )
     return Outcome(
         exit=exit_code,
@@ -221,6 +221,7 @@ def _settings(options: Options, job: one_run.Job, environ: Mapping[str, str]) ->
         created=session_dir.now(),
         on_miss=options.on_miss,
         taps=read_taps(job.taps),
+        cublaslt=job.cublaslt,
         evidence=options.verify,
         allow=options.allow,
         hidden_pythonpath=session_dir.hidden_pythonpath(environ),
@@ -252,9 +253,7 @@ def _verification(options: Options, lock: Lock, run: Run) -> locked.Verification
 def _broken(options: Options, run: Run, coverage: Coverage) -> list[str]:
     found = []
     for name in coverage.broken(options.on_miss):
-        texts = [str(e.get("text", "")) for e in coverage.entries[name] if e.get("kernel")]
-        kernels = dict.fromkeys(str(e.get("kernel")) for e in coverage.entries[name])
-        found.append(f"{coverage.count(name)} {name}: {', '.join(kernels)}: {'; '.join(texts)}")
+        found.append(coverage.broken_text(name))
     worlds = [ledger.process.world for ledger in run.ledgers if ledger.process.world is not None]
     if options.on_miss == "tune" and max([1, *worlds]) > 1:
         found.append(_TUNES_APART.format(world=max(worlds)))

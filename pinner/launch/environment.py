@@ -15,7 +15,7 @@ from pinner import shipped
 from pinner.launch import session_dir
 from pinner.launch.collect import collect
 from pinner.launch.enforce import recorded_with
-from pinner.launch.session_dir import OnMiss, SessionDir, Settings
+from pinner.launch.session_dir import CublasLt, OnMiss, SessionDir, Settings
 from pinner.launch.taps import read_taps
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.schema import Lock
@@ -76,6 +76,7 @@ def elsewhere(
     on_miss: OnMiss = "fallback",
     allow: Sequence[str] = (),
     evidence: bool = False,
+    cublaslt: CublasLt = "auto",
 ) -> Elsewhere:
     """Makes a session folder in `folder` under a new name. Raises `SessionError`."""
     name = session_dir.new_name()
@@ -87,6 +88,7 @@ def elsewhere(
         taps=read_taps(recorded_with(lock, "taps")) if evidence else (),
         evidence=evidence,
         allow=tuple(allow),
+        cublaslt=cublaslt,
         hidden_pythonpath=session_dir.hidden_pythonpath(environ),
     )
     try:
@@ -108,7 +110,7 @@ def default_folder(lock: Path, environ: Mapping[str, str]) -> Path:
 def facts_of(python: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """The stack facts that a process of this Python reports. Raises `NoFacts`."""
     with tempfile.TemporaryDirectory(prefix="pinner-facts-") as folder:
-        settings = Settings(mode="observe", run="facts", created=session_dir.now())
+        settings = Settings(mode="observe", run="facts", created=session_dir.now(), cublaslt="off")
         session = session_dir.create(Path(folder) / "facts", settings)
         try:
             done = subprocess.run(

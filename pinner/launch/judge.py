@@ -13,11 +13,13 @@ from pinner.compare.evidence import Difference, RunEvidence
 from pinner.inside.values import readable_named
 from pinner.launch.collect import Run
 from pinner.launch.command_line import is_python
+from pinner.launch.coverage import cover
 from pinner.launch.one_run import nobody_because
 from pinner.launch.participation import Participation, Place
 from pinner.launch.participation import judge as who_took_part
 from pinner.launch.watch import Unpinned
 from pinner.lockfile.ledgers import ProblemRecord
+from pinner.lockfile.schema import Lock
 
 # Exit codes of every command but `enforce`.
 DONE, DIFFERS, NOTHING, BROKEN, REFUSED, FAILED = 0, 1, 2, 3, 4, 5
@@ -56,6 +58,18 @@ def refusal(run: Run, *, expect: int | None = None, own: Place | None = None) ->
     """Why this run cannot be used; None where it can. Causes before their consequences."""
     part = participation(run, expect=expect, own=own)
     return own_refusal(run) or _absent(run, part) or _evidence_missing(run)
+
+
+def held_refusal(lock: Lock, run: Run) -> Refusal | None:
+    """Why a run under `lock` did not hold what only a look at both can tell; None where it did.
+
+    A library's heuristic or a compile cache that decided otherwise, a setting with another value.
+    """
+    coverage = cover(lock, run.ledgers)
+    broken = [coverage.broken_text(name) for name in coverage.broken("error")]
+    if not broken:
+        return None
+    return Refusal(BROKEN, "broken-pins", "pins were broken: " + "; ".join(broken))
 
 
 def own_refusal(run: Run) -> Refusal | None:
@@ -137,14 +151,6 @@ def replayed(run: Run) -> str:
         "no kernel that was launched twice on equal arguments in one process left different bytes: "
         "the cause is not a single launch of an autotuned Triton kernel"
     )
-
-
-def unenforceable(run: Run) -> tuple[str, ...]:
-    """One line for each choice that was seen and cannot be a pin."""
-    found: dict[str, None] = {}
-    for _, problem in run.problems("refused", "elsewhere"):
-        found.setdefault(f"{_where(problem)}: {problem.text}")
-    return tuple(found)
 
 
 def unpinned(run: Run) -> tuple[Unpinned, ...]:

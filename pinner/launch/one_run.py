@@ -17,7 +17,7 @@ from pinner.inside import ledger
 from pinner.launch import command, command_line
 from pinner.launch.outside import Files, Lines, OutsideEvidence
 from pinner.launch.participation import Place
-from pinner.launch.session_dir import SessionDir, now
+from pinner.launch.session_dir import CublasLt, SessionDir, now
 from pinner.launch.watch import Unpinned, Watch
 
 # When to say that no process has reported yet.
@@ -33,6 +33,7 @@ class Job:
     """The command, and how to run it.
 
     outside: evidence that only the launcher sees. taps: files or names of metric taps.
+    cublaslt: whether cuBLASLt is watched: "auto" (where it can be), "on" or "off".
     output: a descriptor for the command's standard output; None is pinner's own.
     silence_s: seconds after which it is said that nothing has reported.
     """
@@ -40,6 +41,7 @@ class Job:
     argv: tuple[str, ...]
     outside: OutsideEvidence = field(default_factory=OutsideEvidence)
     taps: tuple[str, ...] = ()
+    cublaslt: CublasLt = "auto"
     output: int | None = None
     silence_s: float = SILENCE_S
 

@@ -107,7 +107,11 @@ def seal(shared: Shared, say: Say) -> Outcome:
     details["runs"] = [{"name": run.name, "processes": len(run.ledgers)} for run in runs]
     for line in others:
         say(f"note: {line}")
-    agreed = _too_few(shared, runs, others) or _first_refusal(runs, shared) or judge.agree(runs)
+    agreed = (
+        _too_few(shared, runs, others)
+        or _first_refusal(runs, shared, merged.lock)
+        or judge.agree(runs)
+    )
     if isinstance(agreed, Disagreement):
         details["difference"] = agreed.to_json()
         agreed = agreed.refusal
@@ -243,9 +247,10 @@ def _too_few(shared: Shared, runs: list[Run], others: list[str]) -> Refusal | No
     )
 
 
-def _first_refusal(runs: list[Run], shared: Shared) -> Refusal | None:
+def _first_refusal(runs: list[Run], shared: Shared, lock: Lock) -> Refusal | None:
     for run in runs:
         refused = judge.refusal(run, expect=shared.options.expect)
+        refused = refused or judge.held_refusal(lock, run)
         if refused is not None:
             return replace(refused, text=f"validating run {run.name!r}: {refused.text}")
     return None
@@ -255,6 +260,7 @@ def _settings(
     shared: Shared, mode: session_dir.Mode, name: str, environ: Mapping[str, str]
 ) -> Settings:
     return Settings(
+        cublaslt=shared.options.job.cublaslt,
         mode=mode,
         run=name,
         created=session_dir.now(),

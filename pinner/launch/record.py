@@ -133,7 +133,7 @@ class _Recording:
         runs = []
         for number in range(1, self._options.runs + 1):
             run = self._enforced(lock, f"validate-{number}", replay=False)
-            refused = self._usable(run)
+            refused = self._usable(run) or judge.held_refusal(lock, run)
             if refused is not None:
                 return self._ended(refused, lock)
             runs.append(run)
@@ -194,6 +194,7 @@ class _Recording:
             run=name,
             created=session_dir.now(),
             taps=read_taps(self._options.job.taps),
+            cublaslt=self._options.job.cublaslt,
             hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
         )
 
@@ -202,7 +203,7 @@ class _Recording:
         for line in draft_lines(draft):
             self._say(line)
         processes = counted(len(observed.ledgers), "process")
-        self._say(f"{counted(len(draft.triton), 'choice')} seen in {processes}")
+        self._say(f"{counted(len(draft.entries), 'choice')} seen in {processes}")
 
     def _seal(self, lock: Lock, agreed: Agreement) -> Outcome:
         sealed = seal(lock, agreed, self._options.runs)
@@ -226,7 +227,7 @@ def make_draft(draft: Draft, observed: Run) -> Lock:
         command=launcher.texts("command"),
         created=observed.session.settings.created,
         pinner=VERSION,
-        complete=not judge.unenforceable(observed),
+        complete=True,  # unless the draft has holes
     )
     options = ("evidence_files", "evidence_stdout", "taps")
     policy: dict[str, Encoded] = {
@@ -282,21 +283,25 @@ def draft_lines(draft: Draft) -> list[str]:
             f"{len(draft.conflicts)} keys were decided differently by the processes of one run:"
         )
         lines += [str(conflict) for conflict in draft.conflicts]
-    lines += [f"not in the lock: {p}" for p in draft.problems if p.kind in ("refused", "elsewhere")]
+    lines += [f"not in the lock: {hole}" for hole in draft.holes]
     lines += [str(p) for p in draft.problems if p.kind == "note"]
     lines += [f"note: {p}" for p in draft.problems if p.kind == "drift"]
     lines += [f"note: the processes differ in {fact}" for fact in draft.fact_conflicts if fact.hard]
+    lines += [f"note: the processes differ in {setting}" for setting in draft.setting_conflicts]
     return lines
 
 
 def draft_details(draft: Draft) -> dict[str, Any]:
     """The same for programs."""
     return {
-        "entries": len(draft.triton),
+        "entries": len(draft.entries),
         "world_size": draft.world_size,
         "conflicts": [conflict.as_json() for conflict in draft.conflicts],
         "problems": [str(problem) for problem in draft.problems],
         "fact_conflicts": [str(fact) for fact in draft.fact_conflicts],
+        "settings": [dict(vars(setting)) for setting in draft.settings],
+        "setting_conflicts": [str(setting) for setting in draft.setting_conflicts],
+        "holes": list(draft.holes),
     }
 
 
@@ -334,7 +339,7 @@ def sealed_text(out: Path, lock: Lock) -> str:
     holes = "" if lock.run.complete else ", incomplete: some choices cannot be pinned"
     streams = counted(len({stream.name for stream in lock.evidence.streams}), "stream")
     return (
-        f"sealed {out}: {counted(len(lock.triton), 'choice')}, {lock.run.runs} validating runs "
+        f"sealed {out}: {counted(len(lock.entries), 'choice')}, {lock.run.runs} validating runs "
         f"gave the same bits in {streams} over {counted(lock.evidence.steps, 'step')}{holes}"
     )
 

@@ -4,6 +4,8 @@
 SESSION/session.json   what was asked for (read by pinner/inside/session.py)
 SESSION/pins.json      the compiled lock, where one is enforced
 SESSION/ledger/        one file a process
+SESSION/cublaslt/      one mapped file a process: what cuBLASLt was asked and answered
+SESSION/cublaslt.pins  the pins of cuBLASLt as a table for C, where the lock has some
 SESSION/faults/        one file a process that could not be started under pinner
 SESSION/launchers/     one file a launcher: its command, its end, the evidence only it could see
 ```
@@ -29,6 +31,7 @@ from pinner import shipped
 VERSION = 1
 Mode = Literal["observe", "enforce"]
 OnMiss = Literal["fallback", "error", "tune"]
+CublasLt = Literal["auto", "on", "off"]
 
 SESSION = "PINNER_SESSION"
 MODE = "PINNER_MODE"
@@ -54,6 +57,7 @@ class Settings:
     evidence: bool = True
     allow: tuple[str, ...] = ()
     replay: bool = False
+    cublaslt: CublasLt = "auto"
     hidden_pythonpath: str | None = None
 
 
@@ -78,6 +82,11 @@ class SessionDir:
     def launchers(self) -> Path:
         """One file a launcher."""
         return self.path / "launchers"
+
+    @property
+    def cublaslt(self) -> Path:
+        """One mapped file a process that called cuBLASLt."""
+        return self.path / "cublaslt"
 
     @property
     def pins(self) -> Path:
@@ -195,12 +204,22 @@ def fresh_caches(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _fill(folder: Path, settings: Settings, final: Path, pins: str | None) -> None:
-    for name in ("ledger", "faults", "launchers"):
+    for name in ("ledger", "faults", "launchers", "cublaslt"):
         (folder / name).mkdir(parents=True)
     if pins is not None:
         (folder / "pins.json").write_text(pins, encoding="utf-8")
+        _fill_cublaslt(folder / "cublaslt.pins", json.loads(pins).get("cublaslt"))
     fields = _to_json(settings, str(final / "pins.json") if pins is not None else None)
     (folder / "session.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+
+def _fill_cublaslt(path: Path, entries: list[dict[str, Any]] | None) -> None:
+    """The pins of cuBLASLt, which C looks up in the middle of a call."""
+    if not entries:
+        return
+    from pinner.inside.choosers.cublaslt import table
+
+    path.write_bytes(table.build(entries))
 
 
 def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
@@ -213,6 +232,7 @@ def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
         "evidence": settings.evidence,
         "allow": list(settings.allow),
         "replay": settings.replay,
+        "cublaslt": settings.cublaslt,
         "run": settings.run,
         "hidden_pythonpath": settings.hidden_pythonpath,
         "created": settings.created,
@@ -229,6 +249,7 @@ def _from_json(fields: Mapping[str, Any]) -> Settings:
         evidence=fields["evidence"],
         allow=tuple(fields["allow"]),
         replay=fields["replay"],
+        cublaslt=fields.get("cublaslt", "auto"),
         hidden_pythonpath=fields["hidden_pythonpath"],
     )
 

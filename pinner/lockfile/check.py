@@ -9,7 +9,7 @@ from .schema import Lock
 
 def findings(lock: Lock) -> tuple[str, ...]:
     """One line each; empty for a lock that was validated, is complete and covers every miss."""
-    return (*_of_run(lock), *_of_kernels(lock))
+    return (*_of_run(lock), *_of_kernels(lock), *_of_settings(lock))
 
 
 def _of_run(lock: Lock) -> Iterator[str]:
@@ -21,7 +21,7 @@ def _of_run(lock: Lock) -> Iterator[str]:
         yield "without evidence: nothing shows that the run it was recorded from is deterministic"
     if not lock.stack.hard:
         yield "without hard stack facts: it would be enforced on any stack"
-    if not lock.triton:
+    if not lock.entries and not any(each.held == "forced" for each in lock.settings):
         yield "without choices: enforcing it pins nothing"
 
 
@@ -36,3 +36,9 @@ def _of_kernels(lock: Lock) -> Iterator[str]:
     for kernel, found in sorted(sources.items()):
         if len(found) > 1:
             yield f"{kernel}: entries of {len(found)} sources; only those of the one in use count"
+
+
+def _of_settings(lock: Lock) -> Iterator[str]:
+    for setting in lock.settings:
+        if setting.held == "no":
+            yield f"{setting.place}: was active and nothing holds it: {setting.note}".rstrip(": ")

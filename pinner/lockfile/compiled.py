@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from pinner.durable import replace_text
@@ -10,7 +12,7 @@ from pinner.inside.pins import VERSION, digest
 from pinner.inside.values import canonical, share_class
 
 from .errors import LockError
-from .schema import Lock, TritonEntry
+from .schema import BLOB, Entry, Lock, Setting
 
 
 def compile_pins(lock: Lock, lock_digest: str) -> dict[str, Any]:
@@ -18,14 +20,20 @@ def compile_pins(lock: Lock, lock_digest: str) -> dict[str, Any]:
 
     lock_digest: ``"sha256:…"`` of the lockfile, by which reports and checkpoints name it.
     """
+    inductor = _inductor(lock)
     pins: dict[str, Any] = {
         "version": VERSION,
         "lock": lock_digest,
         "sealed": lock.run.sealed,
         "stack": {"hard": dict(lock.stack.hard)},
         "triton": _by_kernel(lock),
-        "inductor": {},
-        "cublaslt": {},
+        "inductor": inductor,
+        "inductor_digest": "sha256:" + hashlib.sha256(canonical(inductor).encode()).hexdigest(),
+        "cublaslt": [_problem(entry) for entry in _in_order(lock.cublaslt)],
+        "settings": [
+            _setting(each) for each in sorted(lock.settings, key=lambda each: each.identity)
+        ],
+        "policy": dict(lock.policy),
     }
     pins["digest"] = digest(pins)
     return pins
@@ -47,7 +55,7 @@ def write_pins(path: str | os.PathLike[str], lock: Lock, lock_digest: str) -> No
 
 def _by_kernel(lock: Lock) -> dict[str, Any]:
     kernels: dict[str, Any] = {}
-    for entry in sorted(lock.triton, key=lambda each: each.identity):
+    for entry in _in_order(lock.triton):
         kernels.setdefault(entry.kernel, {"entries": [], "fallback": []})
         kernels[entry.kernel]["entries"].append(_entry(entry))
     for fallback in lock.fallbacks:
@@ -56,7 +64,23 @@ def _by_kernel(lock: Lock) -> dict[str, Any]:
     return kernels
 
 
-def _entry(entry: TritonEntry) -> dict[str, Any]:
+def _inductor(lock: Lock) -> dict[str, Any]:
+    kernels: dict[str, Any] = {}
+    for entry in _in_order(lock.inductor):
+        kernels.setdefault(entry.kernel, {"entries": []})["entries"].append(_fields(entry))
+    return kernels
+
+
+def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda each: each.identity)
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    heuristics = {"heuristics": entry.heuristics, "share": share_class(entry.key)}
+    return {**_fields(entry), **heuristics}
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
     return {
         "source": entry.source,
         "key": entry.key_text,
@@ -66,6 +90,18 @@ def _entry(entry: TritonEntry) -> dict[str, Any]:
         "code": list(entry.code),
         "specs": list(entry.specs),
         "options": entry.options,
-        "heuristics": entry.heuristics,
-        "share": share_class(entry.key),
+    }
+
+
+def _problem(entry: Entry) -> dict[str, Any]:
+    algo = {name: value for name, value in entry.config.items() if name != BLOB}
+    return {"problem": entry.key, "algo": algo, "blob": entry.config.get(BLOB, "")}
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {
+        "chooser": setting.chooser,
+        "name": setting.name,
+        "value": setting.value,
+        "held": setting.held,
     }

@@ -11,7 +11,7 @@ from pinner.inside.faults import PinnerError
 from pinner.inside.values import canonical, readable_named
 
 from .ledgers import ChoiceRecord, ProcessRecord
-from .schema import Values
+from .schema import Chooser, Values, place
 
 Rule = Literal["fastest", "rank0", "fail"]
 RULES: tuple[Rule, ...] = ("fastest", "rank0", "fail")
@@ -33,6 +33,7 @@ class Pick:
 class Conflict:
     """A key for which the processes of a run took different configs, and how it was settled."""
 
+    chooser: str
     kernel: str
     source: str
     key: Values
@@ -41,7 +42,7 @@ class Conflict:
     how: str
 
     def __str__(self) -> str:
-        lines = [f"{self.kernel}  {readable_named(self.key)}"]
+        lines = [f"{place(self.chooser, self.kernel)}  {readable_named(self.key)}"]
         for pick in self.picks:
             time = "" if pick.worst is None else f"  (at worst {_time(pick.worst)})"
             lines.append(f"  {readable_named(pick.config)}: {together(pick.processes)}{time}")
@@ -54,6 +55,7 @@ class Conflict:
             for pick in self.picks
         ]
         return {
+            "chooser": self.chooser,
             "kernel": self.kernel,
             "key": self.key,
             "picks": picks,
@@ -96,6 +98,7 @@ class Seen:
     first: the pick of the first process in order, with that order.
     """
 
+    chooser: Chooser
     kernel: str
     source: str
     key: Values
@@ -179,7 +182,15 @@ def conflict_of(seen: Seen, chosen: str, how: str, names: list[str]) -> Conflict
         )
         for text, takers in sorted(seen.picks.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-    return Conflict(seen.kernel, seen.source, seen.key, tuple(picks), seen.configs[chosen], how)
+    return Conflict(
+        seen.chooser,
+        seen.kernel,
+        seen.source,
+        seen.key,
+        tuple(picks),
+        seen.configs[chosen],
+        how,
+    )
 
 
 def together(processes: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +12,20 @@ from pinner.inside.values import canonical, is_launch_option, readable, readable
 
 from .conflicts import together
 from .occurrences import by_occurrence
-from .schema import Evidence, Lock, Run, StreamRecord, TritonEntry, TritonFallback, Values
+from .schema import (
+    BLOB,
+    Chooser,
+    Entry,
+    Evidence,
+    Lock,
+    Run,
+    Setting,
+    StreamRecord,
+    TritonFallback,
+    Values,
+    place,
+    without_blob,
+)
 
 Part = Literal["config", "source", "heuristics", "options", "code", "alternatives"]
 
@@ -45,10 +59,16 @@ class Change:
 
 @dataclass(frozen=True)
 class EntryChange:
-    """One choice that both locks have, and what about it differs, most serious part first."""
+    """One choice that both locks have, and what about it differs, most serious part first.
 
+    old, new: the whole configs.
+    """
+
+    chooser: Chooser
     kernel: str
     key: Values
+    old: Values
+    new: Values
     changes: tuple[tuple[Part, Change], ...]
 
     @property
@@ -57,7 +77,8 @@ class EntryChange:
 
     def as_json(self) -> dict[str, Any]:
         changes = [{"part": part, **change.as_json()} for part, change in self.changes]
-        return {"kernel": self.kernel, "key": self.key, "changes": changes}
+        kernel = {"chooser": self.chooser, "kernel": self.kernel, "key": self.key}
+        return {**kernel, "changes": changes}
 
 
 @dataclass(frozen=True)
@@ -79,8 +100,9 @@ class Diff:
     entries: tuple[EntryChange, ...]
     hard: tuple[Change, ...]
     policy: tuple[Change, ...]
-    only_a: tuple[TritonEntry, ...]
-    only_b: tuple[TritonEntry, ...]
+    settings: tuple[Change, ...]
+    only_a: tuple[Entry, ...]
+    only_b: tuple[Entry, ...]
     fallbacks: tuple[Change, ...]
     evidence: tuple[StreamChange, ...]
     run: tuple[Change, ...]
@@ -101,6 +123,7 @@ class Diff:
             any(entry.worst != "alternatives" for entry in self.entries)
             or self.hard
             or self.policy
+            or self.settings
             or self.only_a
             or self.only_b
             or self.fallbacks
@@ -118,6 +141,7 @@ class Diff:
             "entries": [entry.as_json() for entry in self.entries],
             "hard": [change.as_json() for change in self.hard],
             "policy": [change.as_json() for change in self.policy],
+            "settings": [change.as_json() for change in self.settings],
             "only_a": [_entry_json(entry) for entry in self.only_a],
             "only_b": [_entry_json(entry) for entry in self.only_b],
             "fallbacks": [change.as_json() for change in self.fallbacks],
@@ -132,12 +156,13 @@ def diff_locks(a: Lock, b: Lock) -> Diff:
 
     When and by which version a lock was written, and notes on its entries, are no difference.
     """
-    pairs, only_a, only_b = _paired(a.triton, b.triton)
+    pairs, only_a, only_b = _paired(a.entries, b.entries)
     changed = [change for old, new in pairs if (change := _entry_change(old, new)) is not None]
     return Diff(
         entries=tuple(sorted(changed, key=_by_weight)),
         hard=_changes(a.stack.hard, b.stack.hard),
         policy=_changes(a.policy, b.policy),
+        settings=_changes(_settings(a.settings), _settings(b.settings)),
         only_a=only_a,
         only_b=only_b,
         fallbacks=_changes(_fallbacks(a.fallbacks), _fallbacks(b.fallbacks)),
@@ -148,8 +173,8 @@ def diff_locks(a: Lock, b: Lock) -> Diff:
 
 
 def _paired(
-    a: Iterable[TritonEntry], b: Iterable[TritonEntry]
-) -> tuple[list[tuple[TritonEntry, TritonEntry]], tuple[TritonEntry, ...], tuple[TritonEntry, ...]]:
+    a: Iterable[Entry], b: Iterable[Entry]
+) -> tuple[list[tuple[Entry, Entry]], tuple[Entry, ...], tuple[Entry, ...]]:
     """Entries of both sides for one kernel, source and key, then what is left of either.
 
     Of that, those of the same kernel and key make pairs too: their source changed.
@@ -157,7 +182,7 @@ def _paired(
     left, right = list(a), list(b)
     pairs = []
     for same in (_by_identity, _by_key):
-        waiting: dict[Any, list[TritonEntry]] = {}
+        waiting: dict[Any, list[Entry]] = {}
         for entry in sorted(right, key=_by_identity):
             waiting.setdefault(same(entry), []).append(entry)
         unmatched = []
@@ -172,17 +197,17 @@ def _paired(
     return pairs, tuple(left), tuple(right)
 
 
-def _by_identity(entry: TritonEntry) -> tuple[str, str, str]:
+def _by_identity(entry: Entry) -> tuple[str, ...]:
     return entry.identity
 
 
-def _by_key(entry: TritonEntry) -> tuple[str, str]:
-    return entry.kernel, entry.key_text
+def _by_key(entry: Entry) -> tuple[str, ...]:
+    return entry.chooser, entry.kernel, entry.key_text
 
 
-def _entry_change(old: TritonEntry, new: TritonEntry) -> EntryChange | None:
+def _entry_change(old: Entry, new: Entry) -> EntryChange | None:
     found: dict[Part, Sequence[Change]] = {
-        "config": sorted(_changes(old.config, new.config), key=_by_effect),
+        "config": _config_changes(old, new),
         "source": _changes({"source": old.source}, {"source": new.source}),
         "heuristics": _changes(old.heuristics, new.heuristics),
         "options": _changes(old.options, new.options),
@@ -192,10 +217,36 @@ def _entry_change(old: TritonEntry, new: TritonEntry) -> EntryChange | None:
         ),
     }
     changes = tuple((part, change) for part in _PARTS for change in found[part])
-    return EntryChange(old.kernel, old.key, changes) if changes else None
+    if not changes:
+        return None
+    return EntryChange(old.chooser, old.kernel, old.key, old.config, new.config, changes)
 
 
-def _code_changes(old: TritonEntry, new: TritonEntry) -> tuple[Change, ...]:
+def _config_changes(old: Entry, new: Entry) -> list[Change]:
+    """Most surely bit-changing fields first; a blob only where the fields it stands for agree."""
+    changes = sorted(_changes(old.config, new.config), key=_by_effect)
+    if old.chooser != "cublaslt":
+        return changes
+    fields = [change for change in changes if change.name != BLOB]
+    return [_as_attribute(change) for change in fields or changes]
+
+
+# cublasLtReductionScheme_t, cublasLt.h of CUDA 12 and 13.
+_REDUCTIONS = {0: "NONE", 1: "INPLACE", 2: "COMPUTE_TYPE", 4: "OUTPUT_TYPE"}
+
+
+def _as_attribute(change: Change) -> Change:
+    """A field of an algorithm under the name of cuBLASLt's own attribute."""
+    if change.name != "reduction":
+        return Change(change.name.upper(), change.old, change.new)
+    old, new = (
+        _REDUCTIONS.get(value, value) if type(value) is int else value
+        for value in (change.old, change.new)
+    )
+    return Change("REDUCTION", old, new)
+
+
+def _code_changes(old: Entry, new: Entry) -> tuple[Change, ...]:
     """For the specialisations that both saw; seeing more of them is no change."""
     before = dict(zip(old.specs, old.code, strict=True))
     after = dict(zip(new.specs, new.code, strict=True))
@@ -212,23 +263,42 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ..
     )
 
 
+# The fields of a cuBLASLt algorithm after split-K and reduction, most telling first.
+_ALGO = ("stages", "tile", "id", "swizzle", "custom", "inner", "cluster", "workspace", BLOB)
+
+
 def _by_effect(change: Change) -> tuple[int, str]:
     """How surely a field of a config changes bits, most surely first.
 
-    Splitting a reduction changes its order outright; tiles and other arguments may; warps regroup
-    within a tile; stages and registers only schedule.
+    Splitting a reduction, or reducing by another scheme or in other blocks (Inductor's ``RBLOCK``,
+    ``R0_BLOCK``), changes its order outright; tiles and other arguments may; warps regroup within a
+    tile; stages and registers only schedule.
     """
-    if "split" in change.name.lower():
+    name = change.name.lower()
+    if "split" in name:
         return 0, change.name
-    if not is_launch_option(change.name) or change.name == "ir_override":
+    if "reduc" in name or re.fullmatch(r"r\d*_?block", name):
         return 1, change.name
-    return (2 if change.name in ("num_warps", "num_ctas") else 3), change.name
+    if name in _ALGO:
+        return 2, f"{_ALGO.index(name)}"
+    if not is_launch_option(change.name) or change.name == "ir_override":
+        return 2, change.name
+    return (3 if change.name in ("num_warps", "num_ctas") else 4), change.name
 
 
-def _by_weight(entry: EntryChange) -> tuple[int, int, str, str]:
+def _by_weight(entry: EntryChange) -> tuple[int, int, str, str, str]:
     part, change = entry.changes[0]
     effect = _by_effect(change)[0] if part == "config" else 0
-    return _PARTS.index(part), effect, entry.kernel, canonical(entry.key)
+    return _PARTS.index(part), effect, entry.chooser, entry.kernel, canonical(entry.key)
+
+
+def _settings(settings: Iterable[Setting]) -> dict[str, Any]:
+    """What differs between two locks: the value, and how it is held."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        found[setting.place] = setting.value
+        found[f"{setting.place} (held)"] = setting.held
+    return found
 
 
 def _fallbacks(fallbacks: Iterable[TritonFallback]) -> dict[str, list[Values]]:
@@ -276,6 +346,7 @@ def _text(diff: Diff, name_a: str, name_b: str) -> Iterator[str]:
     yield from _entries_text(diff.entries, lambda part: part == "config")
     yield from _section("hard stack facts that differ", diff.hard)
     yield from _section("policy that differs", diff.policy)
+    yield from _section("settings that differ", diff.settings)
     yield from _entries_text(diff.entries, lambda part: part not in ("config", "alternatives"))
     yield from _lone_text(name_a, diff.only_a)
     yield from _lone_text(name_b, diff.only_b)
@@ -292,9 +363,22 @@ def _entries_text(entries: Iterable[EntryChange], wanted: Callable[[Part], bool]
         of_part = list(group)
         yield f"{_HEADINGS[part]}: {len(of_part)}"
         for entry in of_part:
-            yield f"  {_choice_name(entry.kernel, entry.key)}"
-            for kind, change in entry.changes:
-                yield f"    {_prefix(kind)}{change}"
+            yield from _entry_text(entry)
+
+
+def _entry_text(entry: EntryChange) -> Iterator[str]:
+    """A choice of Inductor's is the whole of it: both stand on the line of the operation."""
+    if entry.chooser == "inductor" and entry.worst == "config":
+        both = f"{readable_named(entry.old)} → {readable_named(entry.new)}"
+        yield f"  {place(entry.chooser, entry.kernel)}: {both}"
+        yield f"    at {readable_named(entry.key)}".rstrip()
+        shared = entry.old.keys() & entry.new.keys()
+    else:
+        yield f"  {_choice_name(entry.chooser, entry.kernel, entry.key)}"
+        shared = None
+    for kind, change in entry.changes:
+        if shared is None or kind != "config" or change.name in shared:
+            yield f"    {_prefix(kind)}{change}"
 
 
 def _prefix(part: Part) -> str:
@@ -308,11 +392,12 @@ def _section(heading: str, changes: Sequence[Change]) -> Iterator[str]:
         yield from (f"  {change}" for change in changes)
 
 
-def _lone_text(name: str, entries: Sequence[TritonEntry]) -> Iterator[str]:
+def _lone_text(name: str, entries: Sequence[Entry]) -> Iterator[str]:
     if entries:
         yield f"choices only in {name}: {len(entries)}"
     for entry in entries:
-        yield f"  {_choice_name(entry.kernel, entry.key)}: {readable_named(entry.config)}"
+        named = _choice_name(entry.chooser, entry.kernel, entry.key)
+        yield f"  {named}: {readable_named(without_blob(entry.config))}"
 
 
 def _fallback_text(changes: Sequence[Change]) -> Iterator[str]:
@@ -336,8 +421,8 @@ def _evidence_text(changes: Sequence[StreamChange], name_a: str, name_b: str) ->
         yield f"  {change.stream}: {words[change.what]} ({ranks})"
 
 
-def _choice_name(kernel: str, key: Values) -> str:
-    return f"{kernel}  {readable_named(key)}".rstrip()
+def _choice_name(chooser: str, kernel: str, key: Values) -> str:
+    return f"{place(chooser, kernel)}  {readable_named(key)}".rstrip()
 
 
 def _configs(configs: Sequence[Values] | None) -> str:
@@ -359,8 +444,9 @@ def _short_digest(text: str) -> str:
     return f"{kind}:{digest[:12]}…" if kind == "sha256" and len(digest) > 12 else text
 
 
-def _entry_json(entry: TritonEntry) -> dict[str, Any]:
+def _entry_json(entry: Entry) -> dict[str, Any]:
     return {
+        "chooser": entry.chooser,
         "kernel": entry.kernel,
         "source": entry.source,
         "key": entry.key,

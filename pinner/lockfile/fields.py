@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ _NAMED = {
     dict: "a table",
 }
 _LONGEST_SHOWN = 60
+
+# The tables that [end] counts, in the order of the file.
+ENTRY_TABLES = ("triton", "inductor", "cublaslt", "setting")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -52,12 +55,13 @@ class Document:
         return line_of_table
 
     def entry_at(self, line: int) -> str:
-        """The ``[[triton]]`` entry that ``line`` is in, as messages name it, or nothing."""
+        """The entry (``[[triton]]`` …) that ``line`` is in, as messages name it, or nothing."""
         headers = [_HEADER.match(text) for text in self.text.split("\n")[:line]]
         names = [header.group(1) for header in headers if header is not None]
-        if not names or names[-1].split(".")[0] != "triton":
+        kind = names[-1].split(".")[0] if names else ""
+        if kind not in ENTRY_TABLES:
             return ""
-        return f"[[triton]] entry {names.count('triton')}"
+        return f"[[{kind}]] entry {names.count(kind)}"
 
 
 class Table:
@@ -138,6 +142,23 @@ class Table:
     def table(self, field: str) -> dict[str, Any]:
         value: dict[str, Any] = self._take(field, dict)
         return value
+
+    def value(self, field: str) -> Encoded:
+        """Any value in the tagged form."""
+        if not self.has(field):
+            raise self.error(field, f"expected a value, found {self._instead_of(field)}")
+        value: Encoded = self._data[field]
+        wrong = _not_tagged(value)
+        if wrong:
+            raise self.error(field, wrong)
+        return value
+
+    def member(self, field: str, allowed: Sequence[str]) -> str:
+        """One of a few words."""
+        word = self.string(field)
+        if word not in allowed:
+            raise self.error(field, f"expected one of {', '.join(allowed)}; found {word!r}")
+        return word
 
     def values(self, field: str, default: dict[str, Encoded] | None = None) -> dict[str, Encoded]:
         """A table of values in the tagged form."""

@@ -10,16 +10,23 @@ from typing import Any
 from pinner.inside.values import canonical
 
 from .errors import LockError
-from .fields import Document, Table
+from .fields import ENTRY_TABLES, Document, Table, described
 from .schema import (
+    BLOB,
     HEAD,
+    HELD,
+    MATMUL,
     VERSION,
+    Chooser,
+    Entry,
     Evidence,
+    Held,
+    Identity,
     Lock,
     Run,
+    Setting,
     Stack,
     StreamRecord,
-    TritonEntry,
     TritonFallback,
 )
 
@@ -31,8 +38,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as toml
 
-# Other choosers' tables have their place in the format; this version writes and reads none.
-_LATER = ("inductor", "cublaslt")
+# cublasLtMatmulAlgo_t: 64 bytes.
+_BLOB = re.compile(r"[0-9a-f]{128}")
 
 # The last table and the end of the text. With it in place, no part of a file is a file.
 _END = re.compile(
@@ -89,12 +96,12 @@ def _lock(data: dict[str, Any], document: Document) -> Lock:
         evidence=_evidence(Table(top.table("evidence"), document, "evidence"), document),
         triton=triton,
         fallbacks=fallbacks,
+        inductor=_inductor(top, document),
+        cublaslt=_cublaslt(top, document),
+        settings=_settings(top, document),
     )
-    for name in _LATER:
-        if list(top.array(name, ())):
-            raise top.error(name, f"[[{name}]] entries are not supported by this version of pinner")
     _check_sealed(Table(top.table("run"), document, "run"), lock)
-    _check_count(Table(top.table("end"), document, "end"), len(triton))
+    _check_count(Table(top.table("end"), document, "end"), data, lock.count)
     top.close()
     return lock
 
@@ -123,13 +130,15 @@ def _check_not_cut(document: Document) -> None:
     )
 
 
-def _check_count(end: Table, entries: int) -> None:
+def _check_count(end: Table, data: dict[str, Any], entries: int) -> None:
     expected = end.integer("entries")
     end.close()
     if expected != entries:
+        kinds = [name for name in ENTRY_TABLES if data.get(name)] or ["triton"]
+        tables = " + ".join(f"[[{name}]]" for name in kinds)
         raise end.error(
             "entries",
-            f"expected {expected} [[triton]] tables, found {entries}; the file lost or gained "
+            f"expected {expected} {tables} tables, found {entries}; the file lost or gained "
             "some: restore it, or correct the count after an edit by hand",
         )
 
@@ -215,19 +224,12 @@ def _check_stream(table: Table, stream: StreamRecord) -> None:
         )
 
 
-def _triton(
-    top: Table, document: Document
-) -> tuple[tuple[TritonEntry, ...], tuple[TritonFallback, ...]]:
-    entries: dict[tuple[str, str, str], TritonEntry] = {}
+def _triton(top: Table, document: Document) -> tuple[tuple[Entry, ...], tuple[TritonFallback, ...]]:
+    entries: dict[Identity, Entry] = {}
     fallbacks: dict[str, TritonFallback] = {}
     for index, data in enumerate(top.array("triton", ())):
-        table = Table(data, document, "triton", index, _label(index, data))
-        entry = _triton_entry(table)
-        identity = entry.identity
-        if identity in entries:
-            first = list(entries).index(identity) + 1
-            raise table.error("key", f"the same kernel, source and key as entry {first}: keep one")
-        entries[identity] = entry
+        table = Table(data, document, "triton", index, _label("triton", index, data))
+        _keep(entries, _entry(table, "triton", table.digest("source")), table)
         for nested in table.array("fallback", ()):
             fallback = _fallback(Table(nested, document, "triton.fallback", len(fallbacks)))
             if fallback.kernel in fallbacks:
@@ -240,15 +242,88 @@ def _triton(
     return tuple(entries.values()), tuple(fallbacks.values())
 
 
-def _label(index: int, data: Any) -> str:
+def _inductor(top: Table, document: Document) -> tuple[Entry, ...]:
+    entries: dict[Identity, Entry] = {}
+    for index, data in enumerate(top.array("inductor", ())):
+        table = Table(data, document, "inductor", index, _label("inductor", index, data))
+        source = table.digest("source") if table.has("source") else ""
+        _keep(entries, _entry(table, "inductor", source), table)
+        table.close()
+    return tuple(entries.values())
+
+
+def _cublaslt(top: Table, document: Document) -> tuple[Entry, ...]:
+    entries: dict[Identity, Entry] = {}
+    for index, data in enumerate(top.array("cublaslt", ())):
+        table = Table(data, document, "cublaslt", index, _label("cublaslt", index, data))
+        entry = Entry(
+            chooser="cublaslt",
+            kernel=MATMUL,
+            source="",
+            key=table.values("problem"),
+            config=_algo(table),
+            alternatives=table.integer("alternatives", least=1),
+            note=table.string("note", ""),
+        )
+        if entry.identity in entries:
+            first = list(entries).index(entry.identity) + 1
+            raise table.error("problem", f"the same problem as entry {first}: keep one")
+        entries[entry.identity] = entry
+        table.close()
+    return tuple(entries.values())
+
+
+def _algo(table: Table) -> dict[str, Any]:
+    """The algorithm's fields, and the blob that the library gave."""
+    fields, blob = table.values("algo"), table.string(BLOB)
+    if BLOB in fields:
+        raise table.error("algo", f"expected {BLOB} beside these fields, found it among them")
+    if not _BLOB.fullmatch(blob):
+        raise table.error(
+            BLOB,
+            f"expected 128 hexadecimal digits, found {described(blob)}; the file is damaged or "
+            "edited: restore it or record again",
+        )
+    return {**fields, BLOB: blob}
+
+
+def _settings(top: Table, document: Document) -> tuple[Setting, ...]:
+    settings: dict[tuple[str, str], Setting] = {}
+    for index, data in enumerate(top.array("setting", ())):
+        table = Table(data, document, "setting", index, f"[[setting]] entry {index + 1}")
+        held: Held = table.member("held", HELD)  # type: ignore[assignment]
+        setting = Setting(
+            chooser=table.string("chooser"),
+            name=table.string("name"),
+            value=table.value("value"),
+            held=held,
+            note=table.string("note", ""),
+        )
+        if setting.identity in settings:
+            first = list(settings).index(setting.identity) + 1
+            raise table.error("name", f"the same chooser and name as entry {first}: keep one")
+        settings[setting.identity] = setting
+        table.close()
+    return tuple(settings.values())
+
+
+def _label(kind: str, index: int, data: Any) -> str:
     kernel = data.get("kernel") if isinstance(data, dict) else None
-    return f"[[triton]] entry {index + 1}" + (f" ({kernel})" if isinstance(kernel, str) else "")
+    return f"[[{kind}]] entry {index + 1}" + (f" ({kernel})" if isinstance(kernel, str) else "")
 
 
-def _triton_entry(table: Table) -> TritonEntry:
-    entry = TritonEntry(
+def _keep(entries: dict[Identity, Entry], entry: Entry, table: Table) -> None:
+    if entry.identity in entries:
+        first = list(entries).index(entry.identity) + 1
+        raise table.error("key", f"the same kernel, source and key as entry {first}: keep one")
+    entries[entry.identity] = entry
+
+
+def _entry(table: Table, chooser: Chooser, source: str) -> Entry:
+    entry = Entry(
+        chooser=chooser,
         kernel=table.string("kernel"),
-        source=table.digest("source"),
+        source=source,
         key=table.values("key"),
         config=table.values("config"),
         alternatives=table.integer("alternatives", least=1),
@@ -278,7 +353,7 @@ def _fallback(table: Table) -> TritonFallback:
 
 
 def _check_fallbacks(
-    top: Table, entries: Iterable[TritonEntry], fallbacks: dict[str, TritonFallback]
+    top: Table, entries: Iterable[Entry], fallbacks: dict[str, TritonFallback]
 ) -> None:
     kernels = {entry.kernel for entry in entries}
     for kernel in fallbacks:

@@ -12,7 +12,7 @@ from pinner.inside.values import Encoded
 
 from .errors import LedgerError
 from .fields import described
-from .schema import Values
+from .schema import HELD, Values
 
 Line = dict[str, Any]
 
@@ -92,6 +92,21 @@ class CodeRecord:
 
 
 @dataclass(frozen=True)
+class SettingRecord:
+    """A switch of a library that was active.
+
+    held: "set" (by pinner, recording and enforcing alike), "forced" (to the locked value),
+    "recorded" (cannot be set) or "no" (nothing holds it). text: why, or what to do.
+    """
+
+    chooser: str
+    name: str
+    value: Encoded
+    held: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class EvidenceRecord:
     stream: str
     step: int
@@ -100,11 +115,28 @@ class EvidenceRecord:
 
 
 @dataclass(frozen=True)
+class ResumeRecord:
+    """What `pinner verify --resume` reads: see `pinner.inside.evidence.resume`."""
+
+    at: str
+    fields: Line
+
+
+@dataclass(frozen=True)
 class EndRecord:
     time: str
 
 
-Record = FactsRecord | ChoiceRecord | ProblemRecord | CodeRecord | EvidenceRecord | EndRecord
+Record = (
+    FactsRecord
+    | ChoiceRecord
+    | ProblemRecord
+    | CodeRecord
+    | SettingRecord
+    | EvidenceRecord
+    | ResumeRecord
+    | EndRecord
+)
 
 
 @dataclass(frozen=True)
@@ -309,6 +341,21 @@ def _code(reader: _Reader) -> CodeRecord:
     )
 
 
+def _setting(reader: _Reader) -> SettingRecord:
+    if "value" not in reader.line:
+        raise reader.error("value", "expected a value", None)
+    held = reader.string("held")
+    if held not in ("set", *HELD):
+        raise reader.error("held", f"expected one of set, {', '.join(HELD)}", held)
+    return SettingRecord(
+        chooser=reader.string("chooser"),
+        name=reader.string("name"),
+        value=reader.line["value"],
+        held=held,
+        text=reader.string("text", ""),
+    )
+
+
 def _evidence(reader: _Reader) -> EvidenceRecord:
     return EvidenceRecord(
         stream=reader.string("stream"),
@@ -316,6 +363,10 @@ def _evidence(reader: _Reader) -> EvidenceRecord:
         digest=reader.string("digest"),
         what=reader.table_or_none("what") or {},
     )
+
+
+def _resume(reader: _Reader) -> ResumeRecord:
+    return ResumeRecord(reader.string("at"), reader.line)
 
 
 def _end(reader: _Reader) -> EndRecord:
@@ -327,6 +378,8 @@ _KINDS: dict[str, Callable[[_Reader], Record]] = {
     "choice": _choice,
     "problem": _problem,
     "code": _code,
+    "setting": _setting,
     "evidence": _evidence,
+    "resume": _resume,
     "end": _end,
 }

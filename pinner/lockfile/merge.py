@@ -19,8 +19,27 @@ from .ledgers import (
     ProcessLedger,
     ProcessRecord,
     Record,
+    SettingRecord,
 )
-from .schema import Evidence, Lock, Run, Scalar, Stack, TritonEntry, TritonFallback, Values
+from .schema import (
+    CHOOSERS,
+    Chooser,
+    Entry,
+    Evidence,
+    Identity,
+    Lock,
+    Run,
+    Scalar,
+    Setting,
+    Stack,
+    TritonFallback,
+    Values,
+    place,
+)
+from .settings import Merged, SeenSettings, SettingConflict
+
+# Kinds of problems that are a choice which was seen and cannot stand in the lock.
+HOLES = ("refused", "elsewhere", "bypass")
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,7 @@ class Problem:
 
     def __str__(self) -> str:
         key = readable_named(self.key) if self.key is not None else ""
-        what = " ".join(part for part in (self.kernel, key) if part)
+        what = " ".join(part for part in (place(self.chooser, self.kernel), key) if part)
         where = f" ({together(self.processes)})" if self.processes else ""
         return f"{self.kind}: " + (f"{what}: " if what else "") + self.text + where
 
@@ -61,9 +80,12 @@ class FactConflict:
 
 @dataclass(frozen=True)
 class Draft:
-    """What the ledgers of one run come to, before any validation."""
+    """What the ledgers of one run come to, before any validation.
 
-    triton: tuple[TritonEntry, ...]
+    policy: the switches that recording set, by ``CHOOSER.NAME``.
+    """
+
+    entries: tuple[Entry, ...]
     fallbacks: tuple[TritonFallback, ...]
     conflicts: tuple[Conflict, ...]
     problems: tuple[Problem, ...]
@@ -71,6 +93,26 @@ class Draft:
     fact_conflicts: tuple[FactConflict, ...]
     processes: tuple[ProcessRecord, ...]
     world_size: int
+    policy: Values
+    settings: tuple[Setting, ...]
+    setting_conflicts: tuple[SettingConflict, ...]
+
+    def of(self, chooser: Chooser) -> tuple[Entry, ...]:
+        """The choices of one chooser."""
+        return tuple(entry for entry in self.entries if entry.chooser == chooser)
+
+    @property
+    def triton(self) -> tuple[Entry, ...]:
+        return self.of("triton")
+
+    @property
+    def holes(self) -> tuple[str, ...]:
+        """One line for each choice or setting that was seen and that no lock can hold."""
+        seen = [str(problem) for problem in self.problems if problem.kind in HOLES]
+        return (
+            *seen,
+            *(f"{each.place}: {each.note}" for each in self.settings if each.held == "no"),
+        )
 
 
 def merge_ledgers(ledgers: Iterable[ProcessLedger], on_conflict: Rule = "fastest") -> Draft:
@@ -89,18 +131,31 @@ def merge_ledgers(ledgers: Iterable[ProcessLedger], on_conflict: Rule = "fastest
 
 
 def draft_lock(draft: Draft, run: Run, policy: Values, evidence: Evidence) -> Lock:
-    """The lock that a draft makes; ``run`` gets the draft's world size and number of conflicts."""
+    """The lock that a draft makes.
+
+    ``run`` gets the draft's world size and number of conflicts, and is complete only where the
+    draft has no holes. ``policy`` gets the switches that recording set.
+    """
+    run = replace(
+        run,
+        world_size=draft.world_size,
+        conflicts=len(draft.conflicts),
+        complete=run.complete and not draft.holes,
+    )
     return Lock(
-        run=replace(run, world_size=draft.world_size, conflicts=len(draft.conflicts)),
+        run=run,
         stack=draft.stack,
-        policy=policy,
+        policy={**policy, **draft.policy},
         evidence=evidence,
         triton=draft.triton,
         fallbacks=draft.fallbacks,
+        inductor=draft.of("inductor"),
+        cublaslt=draft.of("cublaslt"),
+        settings=draft.settings,
     )
 
 
-def fallbacks_of(entries: Iterable[TritonEntry]) -> tuple[TritonFallback, ...]:
+def fallbacks_of(entries: Iterable[Entry]) -> tuple[TritonFallback, ...]:
     """For each kernel with a choice to make, its locked configs, most used first."""
     used: dict[str, Counter[str]] = {}
     configs: dict[str, Values] = {}
@@ -120,8 +175,9 @@ def _most_used(counts: Counter[str]) -> list[str]:
     return sorted(counts, key=lambda text: (-counts[text], text))
 
 
-# Which entries a compiled config belongs to: (kernel, source or None, config, key or None).
-_Place = tuple[str, str | None, str, str | None]
+# Which entries a compiled config belongs to:
+# (chooser, kernel, source or None, config, key or None).
+_Place = tuple[str, str, str | None, str, str | None]
 
 
 @dataclass
@@ -148,7 +204,8 @@ class _Gathered:
 
     def __init__(self) -> None:
         self.processes: list[ProcessRecord] = []
-        self.seen: dict[tuple[str, str, str], Seen] = {}
+        self.seen: dict[Identity, Seen] = {}
+        self.settings = SeenSettings()
         self.code: dict[_Place, _Code] = {}
         self.distinct_facts: dict[str, dict[str, Scalar]] = {}
         self.facts: dict[str, dict[str, tuple[Scalar, list[int]]]] = {}
@@ -174,13 +231,16 @@ class _Gathered:
             self._add_choice(record, number)
         elif isinstance(record, CodeRecord):
             key = None if record.key is None else canonical(record.key)
-            place = (record.kernel, record.source, canonical(record.config), key)
-            self.code.setdefault(place, _Code()).add(record)
+            kernel = (record.chooser, record.kernel, record.source)
+            self.code.setdefault((*kernel, canonical(record.config), key), _Code()).add(record)
+        elif isinstance(record, SettingRecord):
+            self.settings.add(record, self.processes[number], number)
         elif isinstance(record, ProblemRecord):
             self._add_problem(record, number)
 
     def _add_choice(self, record: ChoiceRecord, number: int) -> None:
-        if record.chooser != "triton":
+        chooser = next((name for name in CHOOSERS if name == record.chooser), None)
+        if chooser is None:
             text = f"choices of {record.chooser} cannot be locked by this version of pinner"
             fields = {"chooser": record.chooser, "kernel": record.kernel}
             self._add_problem(
@@ -188,8 +248,11 @@ class _Gathered:
                 number,
             )
             return
-        identity = (record.kernel, record.source, canonical(record.key))
-        seen = self.seen.setdefault(identity, Seen(record.kernel, record.source, record.key))
+        identity = (chooser, record.kernel, record.source, canonical(record.key))
+        seen = self.seen.get(identity)
+        if seen is None:
+            seen = Seen(chooser, record.kernel, record.source, record.key)
+            self.seen[identity] = seen
         seen.add(record, self.processes[number], number)
 
     def _add_problem(self, record: ProblemRecord, number: int) -> None:
@@ -220,15 +283,19 @@ def _draft(gathered: _Gathered, rule: Rule) -> Draft:
         entries.append(_entry(seen, chosen, rule, code))
         problems.extend(_two_codes(entries[-1], code))
     stack = classify(combine(gathered.distinct_facts.values()))
+    switches: Merged = gathered.settings.merged(names)
     return Draft(
-        triton=tuple(entries),
-        fallbacks=fallbacks_of(entries),
+        entries=tuple(entries),
+        fallbacks=fallbacks_of(entry for entry in entries if entry.chooser == "triton"),
         conflicts=tuple(conflicts),
         problems=tuple(problems),
         stack=stack,
         fact_conflicts=_fact_conflicts(gathered, names, stack),
         processes=tuple(sorted(gathered.processes, key=lambda process: process.order)),
         world_size=_world_size(gathered.processes),
+        policy=switches.policy,
+        settings=switches.settings,
+        setting_conflicts=switches.conflicts,
     )
 
 
@@ -267,23 +334,24 @@ def _reported(gathered: _Gathered, names: list[str]) -> list[Problem]:
 def _refused(seen: Seen, names: list[str]) -> Problem:
     takers = sorted({names[number] for numbers in seen.picks.values() for number in numbers})
     text = "cannot be a pin: every config that was taken failed where it was timed"
-    return Problem("refused", text, "triton", seen.kernel, seen.key, tuple(takers))
+    return Problem("refused", text, seen.chooser, seen.kernel, seen.key, tuple(takers))
 
 
-def _code_for(gathered: _Gathered, identity: tuple[str, str, str], chosen: str) -> _Code:
-    kernel, source, key = identity
+def _code_for(gathered: _Gathered, identity: Identity, chosen: str) -> _Code:
+    chooser, kernel, source, key = identity
     code = _Code()
     for of_source in (source, None):
         for of_key in (key, None):
-            found = gathered.code.get((kernel, of_source, chosen, of_key))
+            found = gathered.code.get((chooser, kernel, of_source, chosen, of_key))
             if found is not None:
                 code.join(found)
     return code
 
 
-def _entry(seen: Seen, chosen: str, rule: Rule, code: _Code) -> TritonEntry:
+def _entry(seen: Seen, chosen: str, rule: Rule, code: _Code) -> Entry:
     specs = sorted(code.digests)
-    return TritonEntry(
+    return Entry(
+        chooser=seen.chooser,
         kernel=seen.kernel,
         source=seen.source,
         key=seen.key,
@@ -304,7 +372,7 @@ def _on_conflict(seen: Seen, rule: Rule) -> list[str]:
     return [f"the processes took {len(seen.picks)} different configs; settled by {rule}"]
 
 
-def _two_codes(entry: TritonEntry, code: _Code) -> list[Problem]:
+def _two_codes(entry: Entry, code: _Code) -> list[Problem]:
     """The same config and specialisation, yet two machine codes in one run: not one stack."""
     doubled = [spec for spec, digests in code.digests.items() if len(digests) > 1]
     return [
@@ -312,7 +380,7 @@ def _two_codes(entry: TritonEntry, code: _Code) -> list[Problem]:
             "drift",
             f"one config became {len(code.digests[spec])} machine codes in this run "
             f"(specialisation {spec}): its processes do not share one stack",
-            "triton",
+            entry.chooser,
             entry.kernel,
             entry.key,
             (),

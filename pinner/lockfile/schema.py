@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pinner.inside.values import Encoded, canonical
 
@@ -15,6 +16,27 @@ HEAD = 16
 
 Scalar = bool | int | float | str
 Values = Mapping[str, Encoded]
+
+Chooser = Literal["triton", "inductor", "cublaslt"]
+CHOOSERS: tuple[Chooser, ...] = ("triton", "inductor", "cublaslt")
+Identity = tuple[str, str, str, str]  # chooser, kernel, source, canonical text of the key
+
+# The one kind of decision that cuBLASLt makes, and the field of its config that stands apart.
+MATMUL = "matmul"
+BLOB = "blob"
+
+Held = Literal["forced", "recorded", "no"]
+HELD: tuple[Held, ...] = ("forced", "recorded", "no")
+
+
+def place(chooser: str, kernel: str) -> str:
+    """A kernel as people read it: Triton's stand for themselves, others follow their chooser."""
+    return kernel if chooser == "triton" else f"{chooser} {kernel}".strip()
+
+
+def without_blob(config: Values) -> Values:
+    """A config for people: bytes that stand for the fields beside them say nothing more."""
+    return {name: value for name, value in config.items() if name != BLOB}
 
 
 @dataclass(frozen=True)
@@ -71,15 +93,17 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class TritonEntry:
-    """One locked choice of Triton's autotuner.
+class Entry:
+    """One locked choice of one chooser.
 
-    ``key`` maps argument names (``"N"``, ``"x:dtype"``) to values, ``config`` holds the kernel's
-    meta arguments and the launch options. ``code[i]`` is the digest of the machine code observed
-    for the argument specialisation ``specs[i]``; both are empty where no binary was made
-    (interpreter).
+    ``key`` maps names (of arguments: ``"N"``, ``"x:dtype"``; of a problem: ``"m"``) to values,
+    ``config`` holds what was taken: a kernel's meta arguments and launch options, or the fields of
+    a library's algorithm. ``source`` is empty where no source of ours was compiled. ``code[i]`` is
+    the digest of the machine code observed for the argument specialisation ``specs[i]``; both are
+    empty where no binary was made (interpreter) or none is ours (cuBLASLt).
     """
 
+    chooser: Chooser
     kernel: str
     source: str
     key: Values
@@ -100,9 +124,14 @@ class TritonEntry:
         return canonical(self.config)
 
     @property
-    def identity(self) -> tuple[str, str, str]:
+    def identity(self) -> Identity:
         """What makes an entry one of its kind; also the order of entries in the file."""
-        return self.kernel, self.source, self.key_text
+        return self.chooser, self.kernel, self.source, self.key_text
+
+    @property
+    def place(self) -> str:
+        """What decides here, as people read it."""
+        return place(self.chooser, self.kernel)
 
 
 @dataclass(frozen=True)
@@ -115,11 +144,47 @@ class TritonFallback:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A switch of a library that decides at run time, as it stood in the recording.
+
+    held: "forced" (enforcing sets it to ``value``), "recorded" (it cannot be set: its value is
+    compared), or "no" (it was active and nothing holds it: the lock is not complete).
+    """
+
+    chooser: str
+    name: str
+    value: Encoded
+    held: Held
+    note: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.chooser, self.name
+
+    @property
+    def place(self) -> str:
+        return f"{self.chooser} {self.name}"
+
+
+@dataclass(frozen=True)
 class Lock:
     run: Run
     stack: Stack = field(default_factory=Stack)
     policy: Values = field(default_factory=dict)
     evidence: Evidence = field(default_factory=Evidence)
-    triton: tuple[TritonEntry, ...] = ()
+    triton: tuple[Entry, ...] = ()
     fallbacks: tuple[TritonFallback, ...] = ()
+    inductor: tuple[Entry, ...] = ()
+    cublaslt: tuple[Entry, ...] = ()
+    settings: tuple[Setting, ...] = ()
     version: int = VERSION
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The choices of all choosers."""
+        return (*self.triton, *self.inductor, *self.cublaslt)
+
+    @property
+    def count(self) -> int:
+        """How many tables the file counts at its end."""
+        return len(self.entries) + len(self.settings)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from pinner.inside.values import readable_named
+from pinner.inside.values import readable, readable_named
 
-from .schema import Lock, TritonEntry
+from .schema import HELD, Entry, Held, Lock, Setting, place, without_blob
 
 
 def summary(lock: Lock) -> str:
@@ -19,7 +19,7 @@ def summary(lock: Lock) -> str:
 
 def show(lock: Lock) -> str:
     """The summary, the stack, and every choice on one line, by kernel."""
-    return "\n".join([*_summary(lock), *_stack(lock), *_choices(lock)])
+    return "\n".join([*_summary(lock), *_stack(lock), *_choices(lock), *_settings(lock)])
 
 
 def as_json(lock: Lock) -> dict[str, Any]:
@@ -39,24 +39,49 @@ def as_json(lock: Lock) -> dict[str, Any]:
         },
         "triton": [_entry_json(entry) for entry in lock.triton],
         "fallback": {each.kernel: list(each.configs) for each in lock.fallbacks},
-        "entries": len(lock.triton),
+        "inductor": [_entry_json(entry) for entry in lock.inductor],
+        "cublaslt": [_entry_json(entry) for entry in lock.cublaslt],
+        "settings": [dict(vars(setting)) for setting in lock.settings],
+        "entries": lock.count,
     }
 
 
-def _entry_json(entry: TritonEntry) -> dict[str, Any]:
+def _entry_json(entry: Entry) -> dict[str, Any]:
     return {**vars(entry), "code": list(entry.code), "specs": list(entry.specs)}
 
 
 def _summary(lock: Lock) -> Iterator[str]:
     run = lock.run
-    kernels = {entry.kernel for entry in lock.triton}
     timed = sum(entry.alternatives > 1 for entry in lock.triton)
     yield f"command:  {shlex.join(run.command)}"
     yield f"written:  {run.created} by pinner {run.pinner}"
     yield f"state:    {_state(lock)}"
     yield f"ranks:    {run.world_size}, which disagreed on {run.conflicts} keys"
-    yield f"choices:  {len(lock.triton)} of {len(kernels)} kernels, {timed} decided by timing"
+    yield f"choices:  {_count(lock.triton)}, {timed} decided by timing"
+    if lock.inductor:
+        yield f"inductor: {_count(lock.inductor)}"
+    if lock.cublaslt:
+        yield f"cublaslt: {len(lock.cublaslt)} problems"
+    if lock.settings:
+        yield f"settings: {_settings_count(lock.settings)}"
     yield f"evidence: {_evidence(lock)}"
+
+
+def _count(entries: Sequence[Entry]) -> str:
+    return f"{len(entries)} of {len({entry.kernel for entry in entries})} kernels"
+
+
+def _settings_count(settings: Sequence[Setting]) -> str:
+    counts = {held: sum(each.held == held for each in settings) for held in HELD}
+    parts = [f"{count} {_HELD_WORDS[held]}" for held, count in counts.items() if count]
+    return f"{len(settings)} ({', '.join(parts)})"
+
+
+_HELD_WORDS: Mapping[Held, str] = {
+    "forced": "forced",
+    "recorded": "recorded only",
+    "no": "not enforceable",
+}
 
 
 def _state(lock: Lock) -> str:
@@ -85,17 +110,32 @@ def _stack(lock: Lock) -> Iterator[str]:
 
 def _choices(lock: Lock) -> Iterator[str]:
     fallbacks = {each.kernel: each.configs for each in lock.fallbacks}
-    ordered = sorted(lock.triton, key=lambda entry: entry.identity)
-    for kernel, entries in groupby(ordered, key=lambda entry: entry.kernel):
-        yield kernel
-        for entry in entries:
-            yield f"  {_choice(entry)}"
-        for config in fallbacks.get(kernel, ()):
-            yield f"  otherwise → {readable_named(config)}"
+    for of_chooser in (lock.triton, lock.inductor, lock.cublaslt):
+        ordered = sorted(of_chooser, key=lambda entry: entry.identity)
+        for (chooser, kernel), entries in groupby(ordered, key=_kernel):
+            yield place(chooser, kernel)
+            for entry in entries:
+                yield f"  {_choice(entry)}"
+            for config in fallbacks.get(kernel, ()) if chooser == "triton" else ():
+                yield f"  otherwise → {readable_named(config)}"
 
 
-def _choice(entry: TritonEntry) -> str:
+def _kernel(entry: Entry) -> tuple[str, str]:
+    return entry.chooser, entry.kernel
+
+
+def _choice(entry: Entry) -> str:
     key = readable_named(entry.key) or "any call"
     codes = f", {len(entry.code)} machine codes" if entry.code else ""
     note = f"  # {entry.note}" if entry.note else ""
-    return f"{key} → {readable_named(entry.config)}  (of {entry.alternatives}{codes}){note}"
+    config = readable_named(without_blob(entry.config))
+    return f"{key} → {config}  (of {entry.alternatives}{codes}){note}"
+
+
+def _settings(lock: Lock) -> Iterator[str]:
+    if lock.settings:
+        yield "settings:"
+    for setting in sorted(lock.settings, key=lambda each: each.identity):
+        note = f"  # {setting.note}" if setting.note else ""
+        held = _HELD_WORDS[setting.held]
+        yield f"  {setting.place} = {readable(setting.value)}  ({held}){note}"

@@ -8,7 +8,18 @@ from itertools import groupby
 
 from .emit import assignment, assignments, list_assignment
 from .errors import LockError
-from .schema import Evidence, Lock, Run, StreamRecord, TritonEntry, TritonFallback
+from .schema import (
+    BLOB,
+    CHOOSERS,
+    MATMUL,
+    Entry,
+    Evidence,
+    Lock,
+    Run,
+    Setting,
+    StreamRecord,
+    TritonFallback,
+)
 
 _ABOUT = """\
 # Lockfile of pinner: the run-time choices of one run, to be reviewed and committed like code.
@@ -16,12 +27,25 @@ _ABOUT = """\
 # and this key (arguments by name) the autotuner took this config, out of so many alternatives.
 # code and specs: the machine code seen for it, one for each specialisation of the arguments.
 # [[triton.fallback]]: what a key that is not here gets, the first config that is live, untimed.
-# Edits by hand are fine, `pinner check` reads them; [end] counts the [[triton]] tables."""
+"""
+_ABOUT_OTHERS = {
+    "inductor": """\
+# [[inductor]]: the same for what Inductor decides; kernel is kind and operation, KIND:NAME.
+""",
+    "cublaslt": """\
+# [[cublaslt]]: for this problem cuBLASLt's heuristic returned this algo; blob: the same as it came.
+""",
+    "setting": """\
+# [[setting]]: a switch of another library: forced to this value, recorded only, or not held (no).
+""",
+}
+_ABOUT_END = "# Edits by hand are fine, `pinner check` reads them; [end] counts {} tables."
 
 
 def lines_of(lock: Lock) -> Iterator[str]:
     """The lines of the file, without their newlines. Raises `LockError` for what has no place."""
-    yield _ABOUT
+    _check_choosers(lock)
+    yield _about(lock)
     yield assignment("version", lock.version)
     yield from _run(lock.run)
     yield from ("", "[stack.hard]", *assignments(lock.stack.hard))
@@ -29,7 +53,32 @@ def lines_of(lock: Lock) -> Iterator[str]:
     yield from ("", "[policy]", *assignments(lock.policy))
     yield from _evidence(lock.evidence)
     yield from _triton(lock.triton, _by_kernel(lock))
-    yield from ("", "[end]", assignment("entries", len(lock.triton)))
+    for entry in sorted(lock.inductor, key=lambda each: each.identity):
+        yield from _entry(entry)
+    for entry in sorted(lock.cublaslt, key=lambda each: each.identity):
+        yield from _problem(entry)
+    for setting in sorted(lock.settings, key=lambda each: each.identity):
+        yield from _setting(setting)
+    yield from ("", "[end]", assignment("entries", lock.count))
+
+
+def _about(lock: Lock) -> str:
+    """The head of the file: of each kind of table that is in it; never silent about [[triton]]."""
+    others = {"inductor": lock.inductor, "cublaslt": lock.cublaslt, "setting": lock.settings}
+    about = [_ABOUT_OTHERS[kind] for kind, tables in others.items() if tables]
+    counted = "all these" if about else "the [[triton]]"
+    return "".join([_ABOUT, *about, _ABOUT_END.format(counted)])
+
+
+def _check_choosers(lock: Lock) -> None:
+    """An entry among those of another chooser would be read back as one of theirs."""
+    for name, entries in zip(CHOOSERS, (lock.triton, lock.inductor, lock.cublaslt), strict=True):
+        for entry in entries:
+            if entry.chooser != name:
+                raise LockError(
+                    f"expected entries of {name} in its part of the lock, "
+                    f"found one of {entry.chooser}"
+                )
 
 
 def _run(run: Run) -> Iterator[str]:
@@ -80,7 +129,7 @@ def _by_kernel(lock: Lock) -> dict[str, TritonFallback]:
     return found
 
 
-def _triton(entries: Sequence[TritonEntry], fallbacks: dict[str, TritonFallback]) -> Iterator[str]:
+def _triton(entries: Sequence[Entry], fallbacks: dict[str, TritonFallback]) -> Iterator[str]:
     ordered = sorted(entries, key=lambda entry: entry.identity)
     for kernel, of_kernel in groupby(ordered, key=lambda entry: entry.kernel):
         for entry in of_kernel:
@@ -89,10 +138,11 @@ def _triton(entries: Sequence[TritonEntry], fallbacks: dict[str, TritonFallback]
             yield from _fallback(fallbacks[kernel])
 
 
-def _entry(entry: TritonEntry) -> Iterator[str]:
-    yield from ("", "[[triton]]")
+def _entry(entry: Entry) -> Iterator[str]:
+    yield from ("", f"[[{entry.chooser}]]")
     yield assignment("kernel", entry.kernel)
-    yield assignment("source", entry.source)
+    if entry.source or entry.chooser == "triton":
+        yield assignment("source", entry.source)
     yield assignment("key", entry.key)
     yield assignment("config", entry.config)
     yield assignment("alternatives", entry.alternatives)
@@ -111,3 +161,32 @@ def _fallback(fallback: TritonFallback) -> Iterator[str]:
     yield from ("", "[[triton.fallback]]")
     yield assignment("kernel", fallback.kernel)
     yield from list_assignment("configs", fallback.configs)
+
+
+def _problem(entry: Entry) -> Iterator[str]:
+    """An entry of cuBLASLt: kernel and source are implied, the blob stands apart."""
+    lost = (entry.code, entry.specs, entry.options, entry.heuristics)
+    if entry.kernel != MATMUL or entry.source or any(lost) or BLOB not in entry.config:
+        raise LockError(
+            f"expected a problem of kernel {MATMUL!r} with a blob and without source, code and "
+            f"options, found {entry.kernel!r} with the fields {', '.join(sorted(entry.config))}",
+            entry="[[cublaslt]]",
+        )
+    algo = {name: value for name, value in entry.config.items() if name != BLOB}
+    yield from ("", "[[cublaslt]]")
+    yield assignment("problem", entry.key)
+    yield assignment("algo", algo)
+    yield assignment(BLOB, entry.config[BLOB])
+    yield assignment("alternatives", entry.alternatives)
+    if entry.note:
+        yield assignment("note", entry.note)
+
+
+def _setting(setting: Setting) -> Iterator[str]:
+    yield from ("", "[[setting]]")
+    yield assignment("chooser", setting.chooser)
+    yield assignment("name", setting.name)
+    yield assignment("value", setting.value)
+    yield assignment("held", setting.held)
+    if setting.note:
+        yield assignment("note", setting.note)

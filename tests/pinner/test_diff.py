@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,17 @@ from hypothesis import given, settings
 from pinner.lockfile.codec import dumps, loads
 from pinner.lockfile.diff import Diff, diff_locks
 from pinner.lockfile.schema import (
+    Entry,
     Evidence,
     Lock,
     Stack,
     StreamRecord,
-    TritonEntry,
     TritonFallback,
 )
 from tests import locks
 
 
-def _diff(old: TritonEntry, new: TritonEntry) -> Diff:
+def _diff(old: Entry, new: Entry) -> Diff:
     return diff_locks(locks.lock(old), locks.lock(new))
 
 
@@ -45,6 +46,10 @@ def test_a_lock_does_not_differ_from_itself(lock: Lock) -> None:
     assert diff.text("a", "b") == "a and b lock the same choices"
 
 
+def _unnoted(items: Iterable[Any]) -> Any:
+    return tuple(replace(item, note="") for item in items)
+
+
 @settings(deadline=None)
 @given(locks.locks(), locks.locks())
 def test_locks_that_differ_in_text_differ_and_the_other_way_round(one: Lock, other: Lock) -> None:
@@ -55,7 +60,14 @@ def test_locks_that_differ_in_text_differ_and_the_other_way_round(one: Lock, oth
     assert [entry.identity for entry in there.only_a] == [entry.identity for entry in back.only_b]
     described = replace(one.run, created="", pinner=""), replace(other.run, created="", pinner="")
     plain = [
-        replace(lock, run=run, triton=tuple(replace(entry, note="") for entry in lock.triton))
+        replace(
+            lock,
+            run=run,
+            triton=_unnoted(lock.triton),
+            inductor=_unnoted(lock.inductor),
+            cublaslt=_unnoted(lock.cublaslt),
+            settings=_unnoted(lock.settings),
+        )
         for lock, run in zip((one, other), described, strict=True)
     ]
     if there.empty and one.evidence.streams == other.evidence.streams:
@@ -271,6 +283,7 @@ def test_json_has_every_part() -> None:
     assert made["can_change_bits"] is True
     assert made["entries"] == [
         {
+            "chooser": "triton",
             "kernel": locks.KERNEL,
             "key": {"N": 1, "x:dtype": "float32"},
             "changes": [

@@ -112,7 +112,7 @@ class TestCoverage:
         )
         found = report(pinner)
         assert {name: found[name] for name in FIELDS} == counts(locked=2, used=2)
-        assert set(found) == {*FIELDS, "entries"}
+        assert set(found) == {*FIELDS, "entries", "settings"}
         (first, _) = found["entries"]["used"]
         assert first["kernel"] == "tests.deciding:kernel"
         assert first["config"] == {"BLOCK": 32, "num_warps": 4}
@@ -162,7 +162,8 @@ class TestCoverage:
     def test_what_is_decided_elsewhere_is_reported(self, pinner: Pinner) -> None:
         """P11: a choice that nobody could pin stands in the coverage."""
         said = pinner("enforce", "--", *DECIDING, FAULT="elsewhere")
-        assert (said.code, "1 not enforceable" in said.last) == (0, True)
+        assert (said.code, "1 not enforceable" in said.err) == (0, True)
+        assert said.last.startswith("not enforceable: tests.deciding:kernel: ")
 
     def test_tuning_what_is_missed_is_for_one_process(self, pinner: Pinner) -> None:
         said = pinner("enforce", "--on-miss", "tune", "--", *DECIDING, SIZES="64,999")

@@ -9,16 +9,16 @@ import pytest
 from pinner.launch import participation
 from pinner.launch.coverage import FIELDS, cover
 from pinner.lockfile.ledgers import ProcessLedger, ProcessRecord, ledger_of
-from pinner.lockfile.schema import Lock, Run, TritonEntry
+from pinner.lockfile.schema import Entry, Lock, Run
 
 SOURCE = "sha256:aa"
 
 
-def entry(n: Any, block: int = 32, kernel: str = "m:k") -> TritonEntry:
-    return TritonEntry(kernel, SOURCE, {"n": n}, {"BLOCK": block}, alternatives=3)
+def entry(n: Any, block: int = 32, kernel: str = "m:k") -> Entry:
+    return Entry("triton", kernel, SOURCE, {"n": n}, {"BLOCK": block}, alternatives=3)
 
 
-def lock(*entries: TritonEntry) -> Lock:
+def lock(*entries: Entry) -> Lock:
     return Lock(Run(("x",), "now", "0"), triton=entries)
 
 
@@ -76,7 +76,7 @@ def test_true_and_one_are_two_keys() -> None:
 
 def test_a_key_that_shares_the_entry_of_its_twin_uses_it() -> None:
     """`shared`: Triton's own key names no argument, so the entry of one of them decides both."""
-    locked = TritonEntry("m:k", SOURCE, {"x:dtype": "a", "y:dtype": "b"}, {"BLOCK": 32}, 3)
+    locked = Entry("triton", "m:k", SOURCE, {"x:dtype": "a", "y:dtype": "b"}, {"BLOCK": 32}, 3)
     twin = {**choice(0, "shared"), "key": {"x:dtype": "b", "y:dtype": "a"}}
     assert counts(lock(locked), process(twin)) == {"locked": 1, "used": 1}
     assert counts(lock(locked), process({**twin, "how": "forced"})) == {"locked": 1, "unused": 1}
@@ -99,6 +99,7 @@ def test_a_miss_that_was_an_error_is_a_miss() -> None:
         ("invalid", "invalid"),
         ("elsewhere", "unenforceable"),
         ("refused", "unenforceable"),
+        ("bypass", "unenforceable"),
         ("drift", "drifted"),
     ],
 )
@@ -128,7 +129,7 @@ def test_what_breaks_the_promise() -> None:
 
 def test_the_report_has_the_counts_and_what_is_behind_them() -> None:
     report = cover(lock(entry(1)), [process(choice(1, "forced"))]).report()
-    assert [name for name in report if name != "entries"] == list(FIELDS)
+    assert [name for name in report if name not in ("entries", "settings")] == list(FIELDS)
     assert {name: len(report["entries"][name]) for name in FIELDS} == {
         name: report[name] for name in FIELDS
     }

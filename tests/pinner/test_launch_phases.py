@@ -199,7 +199,7 @@ def test_launchers_race_for_the_folder_and_share_it(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from pinner.launch import session_dir\n"
         "settings = session_dir.Settings('observe', 'r', session_dir.now() + sys.argv[2])\n"
-        "made = session_dir.join(Path(sys.argv[1]), settings, 'pins' + sys.argv[2])\n"
+        "made = session_dir.join(Path(sys.argv[1]), settings, '{\"pins\": %s}' % sys.argv[2])\n"
         "assert made.ledger.is_dir() and made.pins.exists()\n"
         "print(made.settings.created, made.pins.read_text())\n"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,22 @@ from pinner.lockfile.show import as_json
 from tests import locks
 
 FULL = dumps(locks.full_lock())
+EVERY = dumps(locks.every_chooser())
+_PARTS = ("triton", "inductor", "cublaslt", "settings")
+
+
+def _sorted(items: Iterable[Any]) -> Any:
+    return tuple(sorted(items, key=lambda each: each.identity))
 
 
 def _content(lock: Lock) -> str:
     """All of a lock as text, with types told apart and entries in the order of the file."""
     in_order = replace(
         lock,
-        triton=tuple(sorted(lock.triton, key=lambda entry: entry.identity)),
+        triton=_sorted(lock.triton),
+        inductor=_sorted(lock.inductor),
+        cublaslt=_sorted(lock.cublaslt),
+        settings=_sorted(lock.settings),
         evidence=replace(
             lock.evidence,
             streams=tuple(sorted(lock.evidence.streams, key=lambda each: (each.name, each.rank))),
@@ -58,9 +68,11 @@ def test_the_text_is_toml_for_other_readers_too(lock: Lock) -> None:
 def test_the_text_does_not_depend_on_the_order_of_entries(
     lock: Lock, shuffler: random.Random
 ) -> None:
-    shuffled = list(lock.triton)
-    shuffler.shuffle(shuffled)
-    assert dumps(replace(lock, triton=tuple(shuffled))) == dumps(lock)
+    parts = {name: list(getattr(lock, name)) for name in _PARTS}
+    for part in parts.values():
+        shuffler.shuffle(part)
+    shuffled: dict[str, Any] = {name: tuple(part) for name, part in parts.items()}
+    assert dumps(replace(lock, **shuffled)) == dumps(lock)
 
 
 def test_every_key_that_differs_in_type_alone_is_an_entry_of_its_own() -> None:
@@ -148,7 +160,7 @@ BROKEN = [
     ("configs = [", "configs = [\n 1,", "expected a table of values", "configs"),
     ("entries = 3", "entries = 4", r"expected 4 \[\[triton\]\] tables, found 3", "entries"),
     ("N = 64", "N = 32", "the same kernel, source and key as entry 2", "key"),
-    ("\n[end]", "\n[[cublaslt]]\na = 1\n[end]", "not supported by this version", "cublaslt"),
+    ("\n[end]", "\n[[cublaslt]]\na = 1\n[end]", "expected a table, found no such", "problem"),
     ("\n[end]", "\n[other]\n[end]", "unknown field", "other"),
 ]
 

@@ -64,7 +64,7 @@ def test_a_choice_without_a_key_is_for_any_call() -> None:
 def test_any_lock_can_be_shown_and_is_plain_json(lock: Lock) -> None:
     assert summary(lock)
     assert show(lock)
-    assert json.loads(json.dumps(as_json(lock)))["entries"] == len(lock.triton)
+    assert json.loads(json.dumps(as_json(lock)))["entries"] == lock.count
 
 
 def test_a_good_lock_has_no_findings() -> None:

@@ -403,10 +403,10 @@ def test_a_pick_that_failed_where_it_was_timed_is_refused() -> None:
     assert "failed where it was timed" in draft.problems[0].text
 
 
-def test_another_choosers_choice_is_refused_by_name() -> None:
-    draft = _draft(locks.ledger(locks.choice_line({}, {}, chooser="inductor")))
-    assert draft.triton == ()
-    assert "choices of inductor cannot be locked" in str(draft.problems[0])
+def test_the_choice_of_a_chooser_nobody_knows_is_refused_by_name() -> None:
+    draft = _draft(locks.ledger(locks.choice_line({}, {}, chooser="tvm")))
+    assert draft.entries == ()
+    assert "choices of tvm cannot be locked" in str(draft.problems[0])
 
 
 def _facts(rank: int, **facts: Any) -> ProcessLedger:
