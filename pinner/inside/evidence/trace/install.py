@@ -1,0 +1,100 @@
+"""Puts the hooks of a trace in place, each when its module is imported, as deep as was asked."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from ... import imports, ledger
+from .hashing import Hashing
+from .log import Log
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Dict, Optional
+
+    from .recorder import Recorder
+
+_recorder: Optional[Recorder] = None
+
+
+def begin(fields: Dict[str, Any]) -> None:
+    """Trace this process from the import of torch on. fields: the `trace` of the session.
+
+    Raises StartFault for a level that does not exist.
+    """
+    settings = Settings(fields)
+    imports.after("torch", functools.partial(_install, settings))
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def recorder() -> Optional[Recorder]:
+    """The recorder of this process; None where nothing is traced, or torch is not imported."""
+    return _recorder
+
+
+def _install(settings: Settings, torch: ModuleType) -> None:
+    global _recorder
+    if _recorder is not None:  # torch was executed again: its functions are new, the log is not
+        return
+    from .recorder import Recorder
+    from .steps import Steps
+
+    log = Log(settings.folder)
+    _recorder = Recorder(torch, settings, log, Hashing())
+    log.head = _recorder.head
+    ledger.at_exit(log.close)
+    steps = Steps(_recorder)
+    ledger.follow(steps.follow)
+    imports.after("torch.optim.optimizer", steps.install)
+    _install_collectives(_recorder)
+    if settings.at_least("modules"):
+        from . import modules
+
+        modules.install(_recorder, torch.nn.Module)
+    if settings.at_least("ops"):
+        from . import ops
+
+        ops.install(_recorder)
+    _install_compiled(_recorder, settings.at_least("kernels"))
+
+
+def _install_collectives(recorder: Recorder) -> None:
+    from . import collectives, recompute
+
+    after = imports.after
+    after("torch.distributed.distributed_c10d", functools.partial(collectives.install, recorder))
+    after(
+        "torch.distributed._functional_collectives",
+        functools.partial(collectives.install_functional, recorder),
+    )
+    after("torch.utils.checkpoint", functools.partial(recompute.install, recorder))
+
+
+def _install_compiled(recorder: Recorder, deep: bool) -> None:
+    from . import compiled, kernels
+
+    after = imports.after
+    if recorder.settings.at_least("modules"):
+        for name in ("torch._inductor.output_code", "torch._inductor.codecache"):
+            after(name, functools.partial(compiled.install, recorder))
+    if not deep:
+        return
+    after("torch._inductor.async_compile", functools.partial(compiled.install_kernels, recorder))
+    after(
+        "torch._inductor.runtime.triton_heuristics",
+        functools.partial(compiled.install_launcher, recorder),
+    )
+    after("triton.runtime.jit", functools.partial(kernels.install, recorder))
+    after("triton.runtime.interpreter", functools.partial(kernels.install_interpreter, recorder))
+    after("triton.runtime.autotuner", functools.partial(kernels.install_autotuner, recorder))
+
+
+def _after_fork() -> None:
+    from . import collectives
+
+    if _recorder is not None:
+        _recorder.after_fork()
+        collectives.forget()

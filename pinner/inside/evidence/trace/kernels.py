@@ -1,0 +1,82 @@
+"""Eager launches of `@triton.jit` kernels: their pointer arguments before and after."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from .compiled import around, unseen
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Dict, List, Tuple
+
+    from .recorder import Recorder
+
+
+def install(recorder: Recorder, module: ModuleType) -> None:
+    """Wrap `JITFunction.run` of `triton.runtime.jit`, just executed.
+
+    Triton's launch hooks (`knobs.runtime.launch_enter_hook`) are given no pointers, and a launch
+    that has one takes another way through the launcher.
+    """
+    _wrap_run(recorder, module.JITFunction)
+
+
+def install_interpreter(recorder: Recorder, module: ModuleType) -> None:
+    """The same for kernels that Triton interprets (`TRITON_INTERPRET`)."""
+    kind = getattr(module, "InterpretedFunction", None)
+    if kind is not None:
+        _wrap_run(recorder, kind)
+
+
+def install_autotuner(recorder: Recorder, module: ModuleType) -> None:
+    """Launches that Triton's autotuner only times are trials."""
+    tuner = module.Autotuner
+    tuner._bench = unseen(recorder, tuner._bench)
+
+
+def _wrap_run(recorder: Recorder, kind: Any) -> None:
+    original = kind.run
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup or not recorder.looking():
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        notes: Dict[str, Any] = {}
+        _note_launch(notes, grid, kwargs)
+        named = _pointers(recorder, self, args, kwargs)
+        return around(
+            recorder,
+            _name_of(self),
+            named,
+            lambda: original(self, *args, grid=grid, warmup=warmup, **kwargs),
+            notes,
+        )
+
+    kind.run = run
+
+
+def _name_of(kernel: Any) -> str:
+    function = kernel.fn
+    return "triton:%s:%s" % (function.__module__, function.__qualname__)
+
+
+def _pointers(
+    recorder: Recorder, kernel: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+) -> List[Tuple[str, Any]]:
+    names = list(kernel.arg_names)
+    tensor = recorder.torch.Tensor
+    given = [(names[at] if at < len(names) else str(at), each) for at, each in enumerate(args)]
+    given += list(kwargs.items())
+    return [(name, each) for name, each in given if isinstance(each, tensor)]
+
+
+def _note_launch(notes: Dict[str, Any], grid: Any, kwargs: Dict[str, Any]) -> None:
+    if isinstance(grid, (tuple, list)) and all(isinstance(size, int) for size in grid):
+        notes["grid"] = list(grid)
+    config = {
+        name: value for name, value in kwargs.items() if isinstance(value, (bool, int, float, str))
+    }
+    if config:
+        notes["config"] = config

@@ -1,0 +1,170 @@
+"""The level "modules": inputs and outputs of each module, forward and backward, by its path."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING
+
+from .hashing import collected
+from .recorder import escaped
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Tuple
+
+    from .recorder import Recorder
+
+_paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def install(recorder: Recorder, module_class: Any) -> None:
+    """Wrap `torch.nn.Module.__call__` before dynamo is imported.
+
+    Dynamo takes what it finds there for the plain method (torch 2.13: `unpatched_nn_module_call`)
+    and goes straight to `forward`; and the frame of the wrapper itself is never compiled.
+    """
+    original = module_class.__call__
+    torch = recorder.torch
+    is_compiling = torch.compiler.is_compiling
+
+    @functools.wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        thread = recorder.thread
+        if thread.busy or thread.region is not None:
+            return original(self, *args, **kwargs)
+        scope = _path_of(self, thread.scopes)
+        recorder.enter(scope)
+        try:
+            if not recorder.open or not recorder.in_window(scope):
+                return original(self, *args, **kwargs)
+            call = lambda: original(self, *args, **kwargs)  # noqa: E731
+            return _called(recorder, self, scope, call, (args, kwargs))
+        finally:
+            recorder.leave()
+
+    module_class.__call__ = called
+    skip = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(skip, "skip_code"):
+        code: Any = called
+        skip.skip_code(code.__code__)  # type: ignore[union-attr]
+
+
+def _path_of(module: Any, scopes: List[str]) -> str:
+    """The path from the root; a module that is called inside no other is a root, and has none."""
+    known = _paths.get(module)
+    if known is not None:
+        return known
+    if scopes:  # not there when its root was first called
+        above = scopes[-1]
+        _name_below(module, (above + "." if above else "") + type(module).__name__)
+    else:
+        _name_below(module, "")
+    return _paths[module]
+
+
+def _name_below(root: Any, path: str) -> None:
+    _paths.setdefault(root, path)
+    for name, child in root.named_modules():
+        _paths.setdefault(child, path + "." + name if path and name else path or name)
+
+
+def _called(
+    recorder: Recorder,
+    module: Any,
+    scope: str,
+    call: Callable[[], Any],
+    arguments: Tuple[Tuple[Any, ...], Dict[str, Any]],
+) -> Any:
+    tensor = recorder.torch.Tensor
+    name = escaped(type(module).__name__)
+    notes: Dict[str, Any] = {}
+    with recorder.unseen():
+        given = _tensors_in(tensor, *arguments)
+        place = (scope, recorder.place()[1])
+        ins = recorder.entries([p for p, _ in given], [t for _, t in given], notes)
+    wanting = [(path, each) for path, each in given if _is_inner(each)]
+    del given
+    result = call()
+    with recorder.unseen():
+        made = _result(tensor, result)
+        outs = recorder.entries([p for p, _ in made], [t for _, t in made], notes)
+        recorder.event("module", name, place, ins, outs, notes=notes or None)
+        if recorder.torch.is_grad_enabled() and place[1] == "f":
+            _follow_backward(recorder, name, scope, wanting, made)
+    return result
+
+
+def _tensors_in(
+    tensor: type, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+) -> List[Tuple[str, Any]]:
+    found = [pair for at, each in enumerate(args) for pair in collected(tensor, each, str(at))]
+    for name, each in kwargs.items():
+        found += collected(tensor, each, "kw." + name)
+    return found
+
+
+def _result(tensor: type, result: Any) -> List[Tuple[str, Any]]:
+    if isinstance(result, (tuple, list)):
+        return [pair for at, each in enumerate(result) for pair in collected(tensor, each, str(at))]
+    return collected(tensor, result)
+
+
+def _is_inner(tensor: Any) -> bool:
+    """Whether autograd computes a gradient for it on its way to others."""
+    return bool(tensor.requires_grad) and tensor.grad_fn is not None
+
+
+class _Backward:
+    """One call of a module on its way back: its gradients arrive one by one."""
+
+    def __init__(self, recorder: Recorder, name: str, scope: str, awaited: int) -> None:
+        self.recorder = recorder
+        self.name = name
+        self.scope = scope
+        self.awaited = awaited
+        self.ins: List[str] = []
+        self.outs: List[str] = []
+
+    def arrived(self, path: str, gradient: Any, given: bool) -> None:
+        """Take one gradient; with the last one of the module's inputs the event is written."""
+        recorder = self.recorder
+        if not recorder.looking() or recorder.torch.compiler.is_compiling():
+            return
+        notes: Dict[str, Any] = {}
+        with recorder.unseen():
+            line = recorder.entries([path], [gradient], notes)[0]
+            (self.ins if given else self.outs).append(line)
+            if len(self.outs) == self.awaited and self.ins:
+                place = (self.scope, "b")
+                recorder.event("module", self.name, place, self.ins, self.outs, notes=notes or None)
+                self.ins, self.outs = [], []  # a graph may be gone through again
+
+
+def _follow_backward(
+    recorder: Recorder,
+    name: str,
+    scope: str,
+    given: List[Tuple[str, Any]],
+    made: List[Tuple[str, Any]],
+) -> None:
+    """Hook the gradients of a module's outputs and inputs. They are read as they pass."""
+    outputs = [(path, each) for path, each in made if _is_inner(each)]
+    if not outputs:
+        return
+    passing = {id(each) for _, each in outputs}
+    inputs = [(path, each) for path, each in given if id(each) not in passing]
+    backward = _Backward(recorder, name, scope, len(inputs))
+    for path, each in outputs:
+        each.register_hook(_hook(backward, "grad_out." + path, True))
+    for path, each in inputs:
+        each.register_hook(_hook(backward, "grad_in." + path, False))
+
+
+def _hook(backward: _Backward, path: str, given: bool) -> Any:
+    def hook(gradient: Any) -> None:
+        backward.arrived(path, gradient, given)
+
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return hook

@@ -1,0 +1,124 @@
+"""The level "ops": a dispatch mode that sees each operation, and writes it down."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+from . import collectives
+from .operations import SUBCLASSES_WITHOUT_BYTES, Facts
+from .passing import Passing
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Dict, Tuple
+
+    from .recorder import Recorder
+
+
+def install(recorder: Recorder) -> None:
+    """Put the mode on the main thread's stack, and on that of each thread of Python from here on.
+
+    torch's module must be executed by now. A process that forks has the stack of its parent.
+    """
+    torch = recorder.torch
+    mode = _mode_class(torch)(recorder)
+    torch._C._push_on_torch_dispatch_stack(mode)
+    _follow_threads(torch, mode)
+
+
+def _follow_threads(torch: Any, mode: Any) -> None:
+    start = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    push = torch._C._push_on_torch_dispatch_stack
+
+    @functools.wraps(start)
+    def _bootstrap_inner(self: Any) -> None:
+        push(mode)
+        start(self)
+
+    threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=None)
+def _mode_class(torch: ModuleType) -> Any:
+    """The class of the mode; torch is not there yet when this file is imported."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    plain = torch.Tensor
+
+    class Trace(TorchDispatchMode):  # type: ignore[misc]
+        """Writes down what passes, and changes nothing."""
+
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """Compile as without us, and let the compiled code run (torch 2.10 asks this)."""
+            return True
+
+        def __init__(self, recorder: Recorder) -> None:
+            super().__init__()
+            self.recorder = recorder
+            self.facts: Dict[Any, Facts] = {}
+
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            recorder = self.recorder
+            thread = recorder.thread
+            if kwargs is None:
+                kwargs = {}
+            facts = self.facts.get(function)
+            if facts is None:
+                facts = self.facts[function] = Facts(function)
+            if thread.busy or facts.silent:
+                return function(*args, **kwargs)
+            for kind in types:
+                if kind is plain:
+                    continue
+                if kind.__name__ in SUBCLASSES_WITHOUT_BYTES:
+                    return function(*args, **kwargs)
+                return NotImplemented  # the subclass first: its inner tensors come to us again
+            if thread.region is not None and not recorder.deep:
+                return function(*args, **kwargs)
+            if facts.collective:
+                if thread.inside or not recorder.open:
+                    return function(*args, **kwargs)
+                return collectives.dispatched(recorder, facts, function, args, kwargs)
+            place = recorder.place()
+            if not recorder.open or not recorder.in_window(place[0]):
+                return _outside_window(recorder, facts, function, args, kwargs)
+            passing = Passing(recorder, facts, args, kwargs, plain)
+            thread.busy = True
+            try:
+                passing.before()
+            finally:
+                thread.busy = False
+            result = function(*args, **kwargs)
+            thread.busy = True
+            try:
+                passing.after(result, place)
+            finally:
+                thread.busy = False
+            return result
+
+    def _outside_window(
+        recorder: Recorder,
+        facts: Facts,
+        function: Any,
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+    ) -> Any:
+        """Nothing is written, but memory that was made empty is followed all the same."""
+        result = function(*args, **kwargs)
+        memory = recorder.memory
+        if not isinstance(result, plain) or result.device.type == "meta":
+            return result
+        if facts.empty:
+            memory.made_empty(result, memory.fresh(result, set()))
+        elif facts.overwrites and memory.unwritten:
+            memory.written(result, memory.number(result))
+        return result
+
+    return Trace

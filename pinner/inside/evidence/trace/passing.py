@@ -1,0 +1,154 @@
+"""One operation on its way through the dispatcher: what goes in, comes out, and is complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Set, Tuple
+
+    from .operations import Facts
+    from .recorder import Recorder
+
+_PATHS = tuple(str(number) for number in range(256))
+
+
+class Passing:
+    """One call of an operation: `before` reads inputs; `after` reads outputs and writes it down."""
+
+    __slots__ = (
+        "args",
+        "facts",
+        "ins",
+        "kind",
+        "kwargs",
+        "notes",
+        "out_paths",
+        "outs",
+        "paths",
+        "recorder",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        facts: Facts,
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        kind: type,
+    ) -> None:
+        self.recorder = recorder
+        self.facts = facts
+        self.args = args
+        self.kwargs = kwargs
+        self.kind = kind
+        self.notes: Dict[str, Any] = {}
+        self.paths: List[str] = []
+        self.tensors: List[Any] = []
+        self.out_paths: List[str] = []
+        self.outs: List[Any] = []
+        self.ins: List[str] = []
+
+    def before(self) -> None:
+        """Read the inputs: the operation may change them."""
+        kind, paths, tensors = self.kind, self.paths, self.tensors
+        for at, value in enumerate(self.args):
+            if isinstance(value, kind):
+                paths.append(_PATHS[at])
+                tensors.append(value)
+            elif type(value) in (list, tuple):
+                self._take(paths, tensors, _PATHS[at], value)
+        for name, value in self.kwargs.items():
+            if isinstance(value, kind):
+                paths.append("kw." + name)
+                tensors.append(value)
+            elif type(value) in (list, tuple):
+                self._take(paths, tensors, "kw." + name, value)
+        if tensors:
+            self.ins = self.recorder.entries(paths, tensors, self.notes)
+
+    def after(self, result: Any, place: Tuple[str, str]) -> None:
+        """Read the outputs, follow their memory, write the event."""
+        recorder, facts, notes = self.recorder, self.facts, self.notes
+        paths, outs = self.out_paths, self.outs
+        if isinstance(result, self.kind):
+            paths.append("0")
+            outs.append(result)
+        elif isinstance(result, (list, tuple)):
+            for at, value in enumerate(result):
+                if isinstance(value, self.kind):
+                    paths.append(str(at))
+                    outs.append(value)
+                elif isinstance(value, (list, tuple)):
+                    self._take(paths, outs, str(at), value)
+        if outs and outs[0].device.type == "meta":
+            return
+        memory = recorder.memory
+        known = {memory.number(tensor) for tensor in self.tensors}
+        if facts.writes:
+            self._note_writes()
+        elif facts.view:
+            notes["view"] = True
+        skipped: List[bool] = []
+        if facts.empty or facts.non_blocking >= 0 or memory.unwritten:
+            skipped = self._incomplete(known)
+        lines = recorder.entries(paths, outs, notes, known, skipped) if outs else []
+        recorder.event("op", facts.name, place, self.ins, lines, notes=notes or None)
+
+    def _take(self, paths: List[str], tensors: List[Any], path: str, values: Any) -> None:
+        for number, part in enumerate(values):
+            if isinstance(part, self.kind):
+                paths.append("%s.%d" % (path, number))
+                tensors.append(part)
+
+    def _note_writes(self) -> None:
+        """What an operation changed in place is of its outputs, whether it returns that or not."""
+        names = set()
+        for at, name in self.facts.writes:
+            names.add(str(at))
+            names.add("kw." + name)
+        written = []
+        for path, tensor in zip(self.paths, self.tensors):
+            whole = path if path in names else path.rpartition(".")[0]
+            if whole not in names:
+                continue
+            written.append(path)
+            if not any(out is tensor for out in self.outs):
+                self.out_paths.append("arg." + path)
+                self.outs.append(tensor)
+        self.notes["writes"] = written
+
+    def _incomplete(self, known: Set[int]) -> List[bool]:
+        """Follow what was made empty, what was written, and what is still on its way."""
+        memory, facts, outs, notes = self.recorder.memory, self.facts, self.outs, self.notes
+        numbers = [memory.fresh(tensor, known) for tensor in outs]
+        known.update(numbers)
+        if facts.empty or (facts.copies and notes.get("uninitialised")):
+            for tensor, number in zip(outs, numbers):
+                memory.made_empty(tensor, number)
+        elif facts.overwrites:
+            for tensor, number in zip(outs, numbers):
+                memory.written(tensor, number)
+        if not facts.is_non_blocking(self.args, self.kwargs):
+            return []
+        skipped = [tensor.device.type == "cpu" for tensor in outs]
+        for number, late in zip(numbers, skipped):
+            if late:
+                notes["async"] = True
+                self._follow_copy(number)
+        return skipped
+
+    def _follow_copy(self, number: int) -> None:
+        """The copy is complete when the device has come as far as it is now.
+
+        One from the host's memory is complete at once, but the program asked not to wait for it:
+        only what reads it next is told what arrived.
+        """
+        source = next((each for each in self.tensors if each.is_cuda), None)
+        if source is None or number < 0:
+            return
+        cuda = self.recorder.torch.cuda
+        passed = cuda.Event()
+        passed.record(cuda.current_stream(source.device))
+        self.recorder.memory.flying[number] = passed.query

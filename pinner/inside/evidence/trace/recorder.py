@@ -1,0 +1,320 @@
+"""The recorder of one process: where the run is (step, module, phase), and how events are written.
+
+Every hook of this package asks it three things: may I look (`looking`), what is this tensor
+(`entries`), and write this event (`event`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import threading
+from typing import TYPE_CHECKING
+
+from .memory import Memory
+
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+    from .hashing import Hashing
+    from .log import Log
+    from .settings import Settings
+
+_NO_SCOPE = 1 << 62  # nodes without a sequence number (AccumulateGrad) have the largest there is
+_KEPT_MARKS = 1 << 20
+
+
+class _Thread(threading.local):
+    """What one thread is in the middle of.
+
+    busy: our own code runs, or code whose operations are nobody's business (a compiler, a timing)
+    region: the compiled region that runs, or None
+    inside: how many hooked functions (a collective, a launch) this thread is in
+    scopes: the paths of the modules that are running, innermost last
+    recomputing, stepping: whether a checkpoint recomputes, whether an optimizer steps
+    """
+
+    busy = False
+    region: Optional[str] = None
+    inside = 0
+    recomputing = 0
+    stepping = 0
+
+    def __init__(self) -> None:
+        self.scopes: List[str] = []
+        self.name = _thread_name()
+        self.main = threading.current_thread() is threading.main_thread()
+
+
+class Recorder:
+    """One for each process; a child that was forked goes on with its parent's, on a new log."""
+
+    def __init__(self, torch: Any, settings: Settings, log: Log, hashing: Hashing) -> None:
+        self.torch = torch
+        self.settings = settings
+        self.log = log
+        self.hashing = hashing
+        self.memory = Memory()
+        self.thread = _Thread()
+        self.step = 0
+        self.open = settings.step_in_window(0)
+        self.deep = settings.at_least("kernels")
+        self._counts: Dict[Tuple[str, str, str, str, int], int] = {}
+        self._order = 0
+        self._shapes: Dict[Any, str] = {}
+        self._scopes: Dict[str, Tuple[bool, str]] = {}
+        self._marks: List[int] = []
+        self._mark_scopes: List[str] = []
+        self._node = getattr(torch._C, "_current_autograd_node", lambda: None)
+        self._sequence = getattr(torch.autograd, "_get_sequence_nr", None)
+        cuda = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+        self._capturing = cuda if cuda is not None else lambda: False
+
+    # -- where the run is -----------------------------------------------------------------------
+
+    def looking(self) -> bool:
+        """Whether an event of this thread would be written now."""
+        return self.open and not self.thread.busy
+
+    def next_step(self) -> None:
+        """A step has ended: what was gathered is written."""
+        self.log.flush()
+        self.step += 1
+        self.open = self.settings.step_in_window(self.step)
+        self._counts = {key: n for key, n in self._counts.items() if key[4] >= self.step}
+        if len(self._marks) > _KEPT_MARKS:
+            del self._marks[: _KEPT_MARKS // 2], self._mark_scopes[: _KEPT_MARKS // 2]
+
+    def enter(self, scope: str) -> None:
+        """A module begins in this thread."""
+        self.thread.scopes.append(scope)
+        self._mark(scope)
+
+    def leave(self) -> None:
+        """The innermost module of this thread has ended."""
+        scopes = self.thread.scopes
+        scopes.pop()
+        self._mark(scopes[-1] if scopes else "")
+
+    def _mark(self, scope: str) -> None:
+        """Operations from here on, forward and backward, belong to `scope`.
+
+        Autograd numbers the nodes of a thread's graph in the order in which they are made.
+        """
+        if self._sequence is None or not self.thread.main:
+            return
+        self._marks.append(self._sequence())
+        self._mark_scopes.append(scope)
+
+    def place(self) -> Tuple[str, str]:
+        """The scope and the phase of what runs in this thread."""
+        thread = self.thread
+        if thread.stepping:
+            return "", "o"
+        node = self._node()
+        again = thread.recomputing or (node is not None and thread.scopes)
+        if node is not None and not again:
+            return self._scope_of(node), "b"
+        return (thread.scopes[-1] if thread.scopes else ""), ("r" if again else "f")
+
+    def _scope_of(self, node: Any) -> str:
+        try:
+            number = node._sequence_nr()
+        except (AttributeError, RuntimeError):  # nodes of Python functions, in older torch
+            return ""
+        if number > _NO_SCOPE:
+            return ""
+        at = bisect.bisect_right(self._marks, number) - 1
+        return self._mark_scopes[at] if at >= 0 else ""
+
+    def in_window(self, scope: str) -> bool:
+        """Whether events of this module scope are written."""
+        return self._scope(scope)[0]
+
+    # -- tensors --------------------------------------------------------------------------------
+
+    def entries(
+        self,
+        paths: Sequence[str],
+        tensors: Sequence[Any],
+        notes: Dict[str, Any],
+        known: Optional[Set[int]] = None,
+        skipped: Sequence[bool] = (),
+    ) -> List[str]:
+        """One JSON list for each tensor: path, digest, dtype, shape, layout, storage.
+
+        notes: gets what the event must say of tensors that have no digest.
+        known: storages an output may share; given for outputs only. Of inputs, it is filled.
+        skipped: tensors that are not hashed; the caller says why.
+        """
+        memory = self.memory
+        if known is None:
+            numbers = [memory.number(tensor) for tensor in tensors]
+        else:
+            numbers = [memory.fresh(tensor, known) for tensor in tensors]
+        refused = None
+        if memory.unwritten or memory.flying or skipped or _any_on_device(tensors):
+            refused = self._refused(tensors, numbers, notes, skipped)
+        if refused is None:
+            digests = self.hashing.many(list(tensors))
+        else:
+            kept = [tensor for tensor, no in zip(tensors, refused) if not no]
+            found = iter(self.hashing.many(kept))
+            digests = [None if no else next(found) for no in refused]
+        lines = []
+        for at, tensor in enumerate(tensors):
+            text = digests[at]
+            if text is None:
+                shown = "null"
+                if refused is None or not refused[at]:
+                    notes["why"] = self.hashing.why(tensor)
+            else:
+                shown = '"' + text + '"'
+            lines.append(
+                '["%s",%s,%s,%d]' % (paths[at], shown, self._described(tensor), numbers[at])
+            )
+        return lines
+
+    def _refused(
+        self,
+        tensors: Sequence[Any],
+        numbers: Sequence[int],
+        notes: Dict[str, Any],
+        skipped: Sequence[bool],
+    ) -> Optional[List[bool]]:
+        """Which tensors must not be read now; None where all can be."""
+        if self._is_capturing(tensors):
+            notes["capture"] = True
+            notes["why"] = "a CUDA graph is being captured: what it computes is not traced"
+            return [True] * len(tensors)
+        refused = []
+        for at, tensor in enumerate(tensors):
+            no = bool(skipped) and skipped[at]
+            if self.memory.is_flying(numbers[at]):
+                no = notes["async"] = True
+            elif self.memory.is_unwritten(tensor, numbers[at]):
+                no = notes["uninitialised"] = True
+            refused.append(no)
+        return refused if any(refused) else None
+
+    def _is_capturing(self, tensors: Sequence[Any]) -> bool:
+        return any(tensor.is_cuda for tensor in tensors) and bool(self._capturing())
+
+    def _described(self, tensor: Any) -> str:
+        """Dtype, shape and layout as JSON: `"float32",[2,3],null`."""
+        try:
+            key = (tensor.dtype, tensor.shape, tensor.stride())
+            known = self._shapes.get(key)
+        except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, symbolic
+            return self._describe_other(tensor)
+        if known is None:
+            layout = "null" if tensor.is_contiguous() else '"strided%s"' % _sizes(key[2], "()")
+            known = '"%s",%s,%s' % (_last(key[0]), _sizes(key[1], "[]"), layout)
+            if len(self._shapes) > 65536:
+                self._shapes.clear()
+            self._shapes[key] = known
+        return known
+
+    @staticmethod
+    def _describe_other(tensor: Any) -> str:
+        sizes = [size if isinstance(size, int) else -1 for size in tensor.shape]
+        return '"%s",%s,"%s"' % (_last(tensor.dtype), _sizes(sizes, "[]"), _last(tensor.layout))
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def event(
+        self,
+        kind: str,
+        name: str,
+        place: Tuple[str, str],
+        ins: Sequence[str] = (),
+        outs: Sequence[str] = (),
+        *,
+        notes: Optional[Dict[str, Any]] = None,
+        step: Optional[int] = None,
+    ) -> None:
+        """Write one event. name: as JSON would have it, without the quotes."""
+        scope, phase = place
+        number = self.step if step is None else step
+        key = (kind, name, scope, phase, number)
+        count = self._counts.get(key, 0)
+        self._counts[key] = count + 1
+        thread = self.thread
+        if not thread.main:
+            notes = dict(notes or {}, thread=thread.name)
+        if thread.region is not None:
+            notes = dict(notes or {}, compiled=True, region=thread.region)
+        extra = ',"x":' + json.dumps(notes, separators=(",", ":")) if notes else ""
+        order = self._order
+        self._order = order + 1
+        self.log.add(
+            '{"e":"%s","n":"%s","i":%d,%s"p":"%s","s":%d,"q":%d,"in":[%s],"out":[%s]%s}'
+            % (
+                kind,
+                name,
+                count,
+                self._scope(scope)[1],
+                phase,
+                number,
+                order,
+                ",".join(ins),
+                ",".join(outs),
+                extra,
+            )
+        )
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What this thread does meanwhile is not the program's."""
+        thread = self.thread
+        before, thread.busy = thread.busy, True
+        try:
+            yield
+        finally:
+            thread.busy = before
+
+    def _scope(self, scope: str) -> Tuple[bool, str]:
+        known = self._scopes.get(scope)
+        if known is None:
+            text = '"m":%s,' % json.dumps(scope) if scope else ""
+            known = self._scopes[scope] = (self.settings.scope_in_window(scope), text)
+        return known
+
+    def head(self) -> Dict[str, Any]:
+        """What the log's first line says of the trace."""
+        return {
+            "level": self.settings.level,
+            "window": self.settings.window(),
+            "torch": str(self.torch.__version__),
+            "algorithm": self.hashing.name,
+        }
+
+    def after_fork(self) -> None:
+        """Go on in a child: its log, its counts and its order are its own."""
+        self.log.forget()
+        self._counts = {}
+        self._order = 0
+
+
+def escaped(name: str) -> str:
+    """`name` as it stands inside the quotes of JSON."""
+    return json.dumps(name)[1:-1]
+
+
+def _any_on_device(tensors: Sequence[Any]) -> bool:
+    return any(tensor.is_cuda for tensor in tensors)
+
+
+def _sizes(sizes: Sequence[int], around: str) -> str:
+    return around[0] + ",".join(map(str, sizes)) + around[1]
+
+
+def _last(name: Any) -> str:
+    return str(name).rpartition(".")[2]
+
+
+def _thread_name() -> str:
+    """A name that is the same in each run: the engine's threads are strangers to Python."""
+    thread = threading.current_thread()
+    return "autograd" if isinstance(thread, threading._DummyThread) else thread.name
