@@ -1,0 +1,503 @@
+"""Says what a comparison of traces found: for someone on call, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pinner.compare import trace_reading as reading_of
+from pinner.compare.trace import LEVELS, Event, Log, Trace, Window
+from pinner.compare.trace_reading import Reading
+from pinner.compare.trace_walk import Mismatch, TensorDiff, Walk
+
+EQUAL, DIFFERS, INCOMPARABLE = 0, 1, 2
+
+_PHASES = {"f": "forward", "b": "backward", "o": "optimizer", "r": "recomputed forward"}
+_DIGITS = 12  # of a digest, where people read it
+_TENSORS = 3  # of one event that are shown
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The two traces; A and B in all texts."""
+
+    first: Trace
+    second: Trace
+
+    @property
+    def names(self) -> str:
+        return f"A = {self.first.path}\nB = {self.second.path}"
+
+
+@dataclass(frozen=True)
+class Incomparable:
+    """Why nothing could be compared. reason: one word for programs."""
+
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RankFinding:
+    """What was found in a pair of logs. place: how far into its step the first mismatch is."""
+
+    rank: int | None
+    first: Log
+    second: Log
+    walk: Walk
+    reading: Reading | None = None
+    place: int = 0
+
+    @property
+    def mismatch(self) -> Mismatch | None:
+        """The first one in execution order."""
+        return self.walk.mismatches[0] if self.walk.mismatches else None
+
+    @property
+    def event(self) -> Event:
+        """The event of the first mismatch. Only where there is one."""
+        return self.walk.mismatches[0].first
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """What could not be compared because one process was killed, or did less."""
+        found = []
+        for name, other, side in (("A", "B", 0), ("B", "A", 1)):
+            more, step = self.walk.only[1 - side], self.walk.tail_step[1 - side]
+            last = self.walk.steps[1] if self.walk.steps else None
+            if more and not self.walk.ended[side]:
+                found.append(
+                    f"{ranks_text([self.rank])}: {name} was killed"
+                    + (f" in step {last}" if last is not None else "")
+                    + f"; {_many(more, 'event')} of {other} cannot be compared"
+                )
+            elif step is not None and (last is None or step > last):
+                found.append(
+                    f"{ranks_text([self.rank])}: {name} ended after step {last}, "
+                    f"{other} after step {step}"
+                )
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a comparison.
+
+    head: where the runs part first over all ranks. missing: what only one trace has as a whole.
+    notes: what the reader must know to believe the answer.
+    """
+
+    sides: Sides
+    ranks: tuple[RankFinding, ...] = ()
+    head: RankFinding | None = None
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    incomparable: Incomparable | None = None
+
+    @property
+    def exit(self) -> int:
+        """0 equal, 1 differ, 2 cannot be compared, or only in part and equal there."""
+        if self.incomparable is not None:
+            return INCOMPARABLE
+        if self.head is not None:
+            return DIFFERS
+        return INCOMPARABLE if self.uncompared else EQUAL
+
+    @property
+    def status(self) -> str:
+        """One word for programs."""
+        if self.incomparable is not None:
+            return "incomparable"
+        if self.head is not None:
+            return "differ"
+        return "incomplete" if self.uncompared else "equal"
+
+    @property
+    def events(self) -> int:
+        """How many events were compared."""
+        return sum(finding.walk.events for finding in self.ranks)
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """Why equal bits in what both have would not show that the runs are equal."""
+        lost = [line for finding in self.ranks for line in finding.lost]
+        alone = sum(sum(finding.walk.only) for finding in self.ranks)
+        if alone > self.events:
+            lost.append(
+                f"{_many(alone, 'event')} have no partner, more than the {self.events} that have: "
+                "these are not two runs of one program"
+            )
+        return (*self.missing, *lost)
+
+    def text(self) -> str:
+        """The report for people; the first line is the answer."""
+        return "\n".join(_lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {
+            "exit": self.exit,
+            "status": self.status,
+            "text": _answer(self),
+            "a": str(self.sides.first.path),
+            "b": str(self.sides.second.path),
+            "reason": self.incomparable.reason if self.incomparable else None,
+            "events": self.events,
+            "first": _finding_json(self.head, self) if self.head else None,
+            "ranks": [_rank_json(finding) for finding in self.ranks],
+            "uncompared": list(self.uncompared),
+            "notes": list(self.notes),
+            "next": next_command(self),
+        }
+
+
+def _answer(report: Report) -> str:
+    if report.incomparable is not None:
+        return f"A and B cannot be compared: {report.incomparable.text}"
+    if report.head is not None:
+        finding = report.head
+        event, mismatch = finding.event, report.head.mismatch
+        assert mismatch is not None
+        diff = (mismatch.outs or mismatch.ins)[0]
+        if finding.reading is not None and finding.reading.kind in _READ_BY_INPUT:
+            diff = mismatch.diffs[0]
+        return (
+            f"A and B differ: first in step {event.step}, {ranks_text([finding.rank])}, "
+            f"{_where(event)}: {_call(event)}, {diff.side} {diff.path}"
+        )
+    same = f"{_many(report.events, 'event')} of {_ranks(report)}{_steps(report)}"
+    if report.uncompared:
+        return f"A and B are equal as far as both go ({same}), but not all could be compared"
+    return f"A and B are equal: {same}"
+
+
+_READ_BY_INPUT = (
+    reading_of.UNTRACED,
+    reading_of.DOWNSTREAM,
+    reading_of.OUTSIDE,
+    reading_of.ASYNC,
+)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield _answer(report)
+    if report.head is not None:
+        yield from _chain(report.head)
+        yield f"reading: {_reading(report.head, report)}"
+        yield from _later(report)
+    yield from (f"not compared: {line}" for line in report.uncompared)
+    if report.incomparable is None:
+        yield from _alone(report)
+    yield from (f"note: {note}" for note in report.notes)
+    command = next_command(report)
+    if command:
+        yield f"next, once for each side: {command}"
+    yield from report.sides.names.splitlines()
+
+
+def _chain(finding: RankFinding) -> Iterator[str]:
+    mismatch, read = finding.mismatch, finding.reading
+    assert mismatch is not None
+    writer = read.writers[0] if read is not None else None
+    if writer is not None:
+        yield f"  step {writer.step}  {_where(writer)}  {_call(writer)}  (last writer seen in A)"
+        other = read.writers[1] if read is not None else None
+        if other is not None and other.label != writer.label:
+            yield f"  step {other.step}  {_where(other)}  {_call(other)}  (last writer seen in B)"
+    event, second = mismatch.first, mismatch.second
+    renamed = f"; in B {_call(second)}" if second.label != event.label else ""
+    yield f"  step {event.step}  {_where(event)}  {_call(event)}{renamed}"
+    if not mismatch.ins and event.ins:
+        yield f"    inputs    {'equal' if mismatch.hashed else 'equal where they were hashed'}"
+    shown = [*mismatch.ins[:_TENSORS], *mismatch.outs[:_TENSORS]]
+    yield from (f"    {_tensor(diff)}" for diff in shown)
+    if len(mismatch.diffs) > len(shown):
+        yield f"    and {len(mismatch.diffs) - len(shown)} more of this call"
+    for later in finding.walk.mismatches[1:3]:
+        event = later.first
+        yield f"  then: step {event.step}  {_where(event)}  {_call(event)}"
+
+
+def _tensor(diff: TensorDiff) -> str:
+    first, second = diff.first, diff.second
+    kind = _shape(first.dtype, first.shape)
+    other = _shape(second.dtype, second.shape)
+    both = kind if kind == other else f"{kind} in A, {other} in B"
+    return f"{diff.side:<6} {diff.path}  {both}  {short(first.digest)} | {short(second.digest)}"
+
+
+def _shape(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def short(digest: str | None) -> str:
+    """The first digits of a digest."""
+    if digest is None:
+        return "not hashed"
+    algorithm, _, value = digest.rpartition(":")
+    return f"{algorithm}:{value[:_DIGITS]}" if algorithm else value[:_DIGITS]
+
+
+def _reading(finding: RankFinding, report: Report) -> str:
+    read, mismatch = finding.reading, finding.mismatch
+    assert read is not None
+    assert mismatch is not None
+    event = mismatch.first
+    words = _WORDS.get(read.kind)
+    if words is not None:
+        return words
+    if read.kind == reading_of.ORIGIN:
+        inside = (
+            "; a module's parameters count as its own unless they are among its inputs"
+            if event.kind == "module"
+            else ""
+        )
+        return f"this is the origin: inputs equal, outputs different{inside}"
+    if read.kind == reading_of.ARRIVED:
+        return _arrived(finding, report)
+    if read.kind == reading_of.REPLACED:
+        return (
+            f"this is the origin: B calls {mismatch.second.name} where A calls {event.name}, and "
+            "it gives other bits"
+        )
+    first, second = read.writers
+    if read.kind == reading_of.UNTRACED:
+        return _untraced(read, mismatch)
+    if read.kind == reading_of.ASYNC and first is not None:
+        return (
+            f"{read.tensor} was read before an asynchronous copy into it was complete: "
+            f"{_call(first)} in {_where(first)}; wait for it, or copy without non_blocking"
+        )
+    if first is None or second is None:
+        known, name, other = (second, "B", "A") if first is None else (first, "A", "B")
+        assert known is not None
+        return (
+            f"downstream: {read.tensor} differs already; look upstream at {_call(known)} in "
+            f"{_where(known)}, step {known.step}, which wrote it in {name}; nothing that was "
+            f"traced in {other} did"
+        )
+    if first.label != second.label or first.step != second.step:
+        return (
+            f"downstream: {read.tensor} differs already; look upstream: {_call(first)} in "
+            f"{_where(first)}, step {first.step}, wrote it in A, but {_call(second)} in "
+            f"{_where(second)}, step {second.step}, in B"
+        )
+    why = first.extra.get("why") or second.extra.get("why")
+    return (
+        f"downstream: {read.tensor} differs already; look upstream at {_call(first)} in "
+        f"{_where(first)}, step {first.step}, which wrote it and was not hashed"
+        + (f" ({why})" if why else "")
+    )
+
+
+_WORDS = {
+    reading_of.RANDOM: "this is the origin as far as traced: a random operation with equal inputs; "
+    "the state of its random number generator is a suspect (seed, offset, a restore that is "
+    "missing, or one draw more or less before it)",
+    reading_of.STATE: "the state of a random number generator differs: another seed, a restore "
+    "that is missing, or one draw more or less since the state was last equal",
+    reading_of.UNWRITTEN: "an operation read uninitialised memory: nothing that was traced wrote "
+    "to its input after it was allocated; initialise it, or trace what writes there",
+    reading_of.OUTSIDE: "outside the capture: an input differs and nothing that was traced wrote "
+    "it (initial weights, data, or something before the window or on another rank): widen the "
+    "window or trace more ranks",
+    reading_of.RESULT: "only the result was captured: it differs, and what it was made of was not "
+    "hashed: trace at a finer level",
+}
+
+
+def _untraced(read: Reading, mismatch: Mismatch) -> str:
+    first, _ = read.writers
+    cause = (
+        "a view changes no bits, so its memory was written to by something that is not traced"
+        if not mismatch.ins
+        else f"{read.tensor} changed between two traced operations"
+    )
+    if first is None:
+        return f"the producer is not traced: {cause}; no writer of it was seen"
+    return (
+        f"the producer is not traced: {cause}; the last writer seen is {_call(first)} in "
+        f"{_where(first)}, step {first.step}, and its outputs agree: look between the two"
+    )
+
+
+def _arrived(finding: RankFinding, report: Report) -> str:
+    event = finding.event
+    group = event.extra.get("group")
+    members = [r for r in group if isinstance(r, int)] if isinstance(group, list) else []
+    traced = {found.rank for found in report.ranks}
+    unknown = [rank for rank in members if rank not in traced]
+    if event.kind == "p2p":
+        return (
+            f"what {event.name} received differs, and no traced rank differs before it: the "
+            "sender's work is not traced, or the transport changed it; trace the sending rank"
+        )
+    if unknown:
+        return (
+            f"{event.name} has equal inputs on the traced ranks and different outputs; "
+            f"{ranks_text(unknown)} took part and was not traced: trace more ranks"
+        )
+    whom = f"all {len(members)} ranks of its group" if members else "all traced ranks"
+    return (
+        f"this is the origin: the collective {event.name} itself, with equal inputs on {whom} and "
+        "different outputs (its algorithm, protocol or order of reduction: see NCCL_ALGO and "
+        "NCCL_PROTO)"
+    )
+
+
+def _later(report: Report) -> Iterator[str]:
+    assert report.head is not None
+    here = report.head.walk.differing - 1
+    parts = [f"{_many(here, 'mismatch')} on {ranks_text([report.head.rank])}"] if here else []
+    for finding in report.ranks:
+        if finding is not report.head and finding.walk.differing:
+            event = finding.event
+            parts.append(
+                f"{_many(finding.walk.differing, 'mismatch')} on {ranks_text([finding.rank])} "
+                f"(first in step {event.step}, {_where(event)}: {_call(event)})"
+            )
+    yield "later: " + ("; ".join(parts) or "no other mismatch")
+
+
+def _alone(report: Report) -> Iterator[str]:
+    for side, name in enumerate("AB"):
+        count = sum(finding.walk.only[side] for finding in report.ranks)
+        if not count:
+            continue
+        events = [e for finding in report.ranks for e in finding.walk.examples[side]][:3]
+        shown = "; ".join(f"{_call(e)} in {_where(e)}, step {e.step}" for e in events)
+        yield f"only in {name}: {_many(count, 'event')}: {shown}" + (
+            "; …" if count > len(events) else ""
+        )
+
+
+def next_command(report: Report) -> str | None:
+    """The trace that looks closer at the first mismatch; None where there is nothing to look at."""
+    if report.head is None or report.head.reading is None:
+        return None
+    event, read, log = report.head.event, report.head.reading, report.head.first
+    level = log.level if log.level in LEVELS else "ops"
+    finer = LEVELS[min(LEVELS.index(level) + 1, len(LEVELS) - 1)]
+    first, modules = event.step, {event.module} - {""}
+    if read.kind == reading_of.OUTSIDE:
+        first = 0 if log.window.first is None else max(0, min(event.step, log.window.first) - 1)
+        modules = set()
+        finer = finer if level in ("steps", "modules") else level
+    elif read.kind in (reading_of.RESULT, reading_of.ARRIVED, reading_of.STATE):
+        modules = set()
+        finer = finer if read.kind == reading_of.RESULT else max(level, "ops", key=LEVELS.index)
+    else:
+        writers = [writer for writer in read.writers if writer is not None]
+        first = min([event.step, *(writer.step for writer in writers)])
+        scopes = [event.module, *(writer.module for writer in writers)]
+        modules = set(scopes) if all(scopes) else set()
+    command = report.sides.first.command
+    words = ["pinner", "trace", "-o", "DIR", "--level", finer]
+    words += ["--from-step", str(first), "--to-step", str(event.step)]
+    if modules:
+        names = "|".join(re.escape(module) for module in sorted(modules))
+        words += ["--modules", f"^({names})" if len(modules) > 1 else f"^{names}"]
+    return shlex.join([*words, "--", *command]) + ("" if command else " CMD")
+
+
+def _where(event: Event) -> str:
+    phase = _PHASES.get(event.phase, event.phase)
+    return f"{event.module or 'outside modules'} ({phase})"
+
+
+def _call(event: Event) -> str:
+    return f"{event.name} #{event.nth}" if event.kind != "step" else f"stream {event.name!r}"
+
+
+def _many(count: int, word: str) -> str:
+    plural = "es" if word.endswith("h") else "s"
+    return f"{count:,} {word}{'' if count == 1 else plural}"
+
+
+def _ranks(report: Report) -> str:
+    count = len({finding.rank for finding in report.ranks})
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _steps(report: Report) -> str:
+    steps = [finding.walk.steps for finding in report.ranks if finding.walk.steps]
+    if not steps:
+        return ""
+    first, last = min(a for a, _ in steps), max(b for _, b in steps)
+    return f", step {first}" if first == last else f", steps {first} to {last}"
+
+
+def ranks_text(ranks: Iterable[int | None]) -> str:
+    """Ranks in words; None is a process that had none."""
+    names = ["a process without a rank" if rank is None else f"rank {rank}" for rank in ranks]
+    return ", ".join(names) or "no rank"
+
+
+def window_text(window: Window) -> str:
+    """A window in words."""
+    first = "the first step" if window.first is None else f"step {window.first}"
+    last = "the last" if window.last is None else f"step {window.last}"
+    modules = f", modules {window.modules!r}" if window.modules else ""
+    return f"from {first} to {last}{modules}"
+
+
+def _event_json(event: Event | None) -> dict[str, Any] | None:
+    if event is None:
+        return None
+    return {
+        "kind": event.kind,
+        "name": event.name,
+        "nth": event.nth,
+        "module": event.module,
+        "phase": event.phase,
+        "step": event.step,
+        "order": event.order,
+        "line": event.line,
+    }
+
+
+def _mismatch_json(mismatch: Mismatch) -> dict[str, Any]:
+    return {
+        "event": _event_json(mismatch.first),
+        "event_b": _event_json(mismatch.second),
+        "tensors": [
+            {
+                "side": diff.side,
+                "path": diff.path,
+                "digest": [diff.first.digest, diff.second.digest],
+                "dtype": [diff.first.dtype, diff.second.dtype],
+                "shape": [list(diff.first.shape), list(diff.second.shape)],
+            }
+            for diff in mismatch.diffs
+        ],
+    }
+
+
+def _finding_json(finding: RankFinding, report: Report | None = None) -> dict[str, Any] | None:
+    if finding.mismatch is None or finding.reading is None:
+        return None
+    return {
+        "rank": finding.rank,
+        **_mismatch_json(finding.mismatch),
+        "reading": finding.reading.kind,
+        "tensor": finding.reading.tensor,
+        "last_writers": [_event_json(writer) for writer in finding.reading.writers],
+        **({"words": _reading(finding, report)} if report is not None else {}),
+    }
+
+
+def _rank_json(finding: RankFinding) -> dict[str, Any]:
+    found = finding.walk
+    return {
+        "rank": finding.rank,
+        "logs": [str(finding.first.path), str(finding.second.path)],
+        "events": found.events,
+        "mismatches": found.differing,
+        "only": list(found.only),
+        "ended": list(found.ended),
+        "steps": list(found.steps) if found.steps else None,
+        "first": _finding_json(finding),
+    }
