@@ -37,6 +37,7 @@ def begin(environ: Mapping[str, str]) -> None:
     stand_in.offer()
     ledger.at_first_line(_facts_at_first_line)
     ledger.at_exit(_refuse_bypass)
+    imports.before("torch", _install_others)  # sets variables, which are facts of the stack
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
     imports.after("triton.runtime.autotuner", _install_triton)
@@ -63,6 +64,12 @@ def _after_torch(module: ModuleType) -> None:
     from . import facts
 
     facts.after_torch()
+
+
+def _install_others() -> None:
+    from .choosers.others import registry
+
+    registry.install()
 
 
 def _facts_at_first_line() -> None:

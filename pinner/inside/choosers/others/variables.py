@@ -1,0 +1,64 @@
+"""Environment variables that hold a library's choices: forced before torch, read at first use."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from . import settings
+
+if TYPE_CHECKING:
+    from typing import Iterable, Mapping, MutableMapping, Optional
+
+UNSET = "not set: the library's own rule decides"
+
+
+def force(chooser: str, names: Iterable[str], environ: MutableMapping[str, str]) -> None:
+    """Set what the lock forces and nobody has set. What somebody set is never changed."""
+    wanted = settings.forced(chooser)
+    for name in names:
+        value = wanted.get(name)
+        if isinstance(value, str):
+            environ.setdefault(name, value)
+
+
+def report(
+    chooser: str,
+    names: Iterable[str],
+    in_force: Mapping[str, str],
+    always: Iterable[str] = (),
+) -> None:
+    """Write the variables that are set, or that the lock has, or that are told of always.
+
+    in_force: what the library reads
+    """
+    known = settings.locked(chooser)
+    told = set(always)
+    for name in names:
+        if name in in_force:
+            settings.report_forced(chooser, name, in_force[name], "an environment variable")
+        elif name in settings.forced(chooser):
+            settings.report(chooser, name, None, settings.RECORDED, UNSET)
+            settings.contradicted(chooser, name, known[name]["value"], None)
+        elif name in told or name in known:
+            settings.report(chooser, name, None, settings.RECORDED, UNSET)
+
+
+def report_files(chooser: str, names: Iterable[str], in_force: Mapping[str, str]) -> None:
+    """Write the digest of what stands in the files that variables name: a path means nothing
+    elsewhere."""
+    for name in names:
+        if in_force.get(name):
+            value = digest_of(in_force[name]) or "unreadable"
+            text = "digest of the file it names; keep that file with the lock"
+            settings.report(chooser, name, value, settings.RECORDED, text)
+
+
+def digest_of(path: str) -> Optional[str]:
+    """Return the digest of a file's content, or None where it cannot be read."""
+    try:
+        with open(os.path.expanduser(path), "rb") as source:
+            return "sha256:" + hashlib.sha256(source.read()).hexdigest()
+    except OSError:
+        return None
