@@ -26,6 +26,7 @@ _LINE_END = b"}\n"
 _BLOCK = 1 << 18
 
 Label = tuple[str, str, str, str]  # kind, name, module scope, phase
+Group = tuple[Label, int]  # and the step: what the invocation count counts
 Rows = Sequence[Sequence[Any]]
 
 
@@ -58,6 +59,10 @@ class Event(NamedTuple):
     outs: Rows
     extra: Mapping[str, Any]
     line: int
+
+    @property
+    def group(self) -> Group:
+        return self.label, self.step
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from pinner.compare.trace import Event, Label
+from pinner.compare.trace import Event, Group
 
 # Events that wait for their partner, and events that are aligned as a sequence, at one time.
 WINDOW = 4096
@@ -48,9 +48,9 @@ class Left(NamedTuple):
     shapes: tuple[object, ...]
 
 
-def common_labels(first: Mapping[Label, int], second: Mapping[Label, int]) -> frozenset[Label]:
+def common_groups(first: Mapping[Group, int], second: Mapping[Group, int]) -> frozenset[Group]:
     """The labels whose invocation counts mean the same: those that both have equally often."""
-    return frozenset(label for label, count in first.items() if second.get(label) == count)
+    return frozenset(group for group, count in first.items() if second.get(group) == count)
 
 
 def align(
@@ -58,8 +58,8 @@ def align(
 ) -> list[tuple[Event | None, Event | None]]:
     """Pairs of events of one step; None beside an event that only one side has."""
     found: list[tuple[Event | None, Event | None]] = []
-    stable = common_labels(
-        Counter(event.label for event in first), Counter(event.label for event in second)
+    stable = common_groups(
+        Counter(event.group for event in first), Counter(event.group for event in second)
     )
     join(first, second, stable, lambda a, b: found.append((a, b)), limits)
     return found
@@ -68,7 +68,7 @@ def align(
 def join(
     first: Iterable[Event],
     second: Iterable[Event],
-    stable: frozenset[Label],
+    stable: frozenset[Group],
     emit: Emit,
     limits: Limits = LIMITS,
 ) -> None:
@@ -85,22 +85,22 @@ def join(
 class _Join:
     """Two sides, 0 and 1; on each the events that wait by name, and those that no name pairs."""
 
-    def __init__(self, stable: frozenset[Label], emit: Emit, limits: Limits) -> None:
+    def __init__(self, stable: frozenset[Group], emit: Emit, limits: Limits) -> None:
         self._stable = stable
         self._emit = emit
         self._limits = limits
         self._seen = [0, 0]
-        self._pending: tuple[dict[tuple[Label, int], Event], ...] = ({}, {})
+        self._pending: tuple[dict[tuple[Group, int], Event], ...] = ({}, {})
         self._left: list[list[Left]] = [[], []]
 
     def feed(self, side: int, event: Event) -> None:
-        if event.label not in self._stable:
+        if event.group not in self._stable:
             self._left[side].append(_left(event, self._seen[side]))
             if len(self._left[side]) > self._limits.sequence:
                 self._align_left()
             return
         self._seen[side] += 1
-        key = (event.label, event.nth)
+        key = (event.group, event.nth)
         other = self._pending[1 - side].pop(key, None)
         if other is not None:
             self._out(side, event, other)
@@ -189,7 +189,7 @@ def _alike_gaps(first: Sequence[Left], second: Sequence[Left]) -> Iterator[tuple
     elsewhere = Counter(_contents(left) for left in second)
     for gap, numbers in here.items():
         others = there.get(gap, [])
-        if [first[n].event.label for n in numbers] != [second[n].event.label for n in others]:
+        if [first[n].event.group for n in numbers] != [second[n].event.group for n in others]:
             continue
         pairs = list(zip(numbers, others, strict=True))
         if all(
@@ -208,7 +208,7 @@ def _by_gap(lefts: Sequence[Left]) -> dict[int, list[int]]:
 
 
 def _contents(left: Left) -> tuple[object, ...]:
-    return left.event.label, left.ins, left.outs
+    return left.event.group, left.ins, left.outs
 
 
 def _moved(
@@ -257,7 +257,7 @@ def _cost(a: Left, b: Left) -> float:
     """0 for the same event, less than two gaps for what may be one event, else `_NEVER`."""
     away = abs(a.gap - b.gap)
     equal = a.outs == b.outs and _hashed(a)
-    if a.event.label == b.event.label:
+    if a.event.group == b.event.group:
         if a.ins == b.ins and a.outs == b.outs:
             return min(0.02 * away, 0.2)
         base = 0.4 if a.ins == b.ins or equal else 0.8 if a.shapes == b.shapes else 0.9
@@ -271,7 +271,8 @@ def _renamed(a: Left, b: Left, equal: bool, away: int) -> float:
         a.event.label,
         b.event.label,
     )
-    if (kind, module, phase) != (other_kind, other_module, other_phase):
+    same = (kind, module, phase) == (other_kind, other_module, other_phase)
+    if not same or a.event.step != b.event.step:
         return _NEVER
     shared = len({*a.ins} & {*b.ins} - {None})
     if equal:

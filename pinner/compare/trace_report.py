@@ -409,7 +409,12 @@ def _where(event: Event) -> str:
 
 
 def _call(event: Event) -> str:
-    return f"{event.name} #{event.nth}" if event.kind != "step" else f"stream {event.name!r}"
+    if event.kind == "step":
+        return f"stream {event.name!r}"
+    parameter = event.extra.get("parameter")
+    if parameter is not None:
+        return f"{event.name} ({event.kind}), parameter {parameter}"
+    return f"{event.name} #{event.nth}"
 
 
 def _many(count: int, word: str) -> str:

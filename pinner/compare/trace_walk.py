@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pinner.compare.trace import (
     Cursor,
     Event,
-    Label,
+    Group,
     Log,
     Scope,
     Tensor,
@@ -23,7 +23,7 @@ from pinner.compare.trace import (
     parse,
     tensors,
 )
-from pinner.compare.trace_align import LIMITS, Limits, common_labels, join
+from pinner.compare.trace_align import LIMITS, Limits, common_groups, join
 
 KEPT = 6  # mismatches that are kept, from the first on; the rest is counted
 _EXAMPLES = 3
@@ -32,6 +32,7 @@ _DOUBTS = 1 << 16
 _ORDER = re.compile(rb'"q": ?\d+')
 _UNINITIALISED = re.compile(rb'"uninitialised": ?true')
 _RUN_OF_EQUAL_LINES = 32
+_STREAMS = 256  # so many streams may be fingerprinted in a row
 
 
 def aten(names: str) -> frozenset[str]:
@@ -133,7 +134,7 @@ class _Walker:
             a, b = self._cursors
             if a.ahead is None or b.ahead is None:
                 break
-            self._differing_step(a.event().step, b.event().step)
+            self._differing_step(_step_ahead(a), _step_ahead(b))
         for side, cursor in enumerate(self._cursors):
             self._tail(side, cursor)
             self._whole(side, cursor)
@@ -210,7 +211,7 @@ class _Walker:
         there = self._block(1, b, second) if second <= first else None
         if here is not None and there is not None:
             self._step(first)
-            stable = common_labels(here.labels, there.labels)
+            stable = common_groups(here.groups, there.groups)
             join(here, there, stable, self._take, self._limits)
             return
         for event in here or ():
@@ -277,7 +278,7 @@ def compare_pair(first: Event, second: Event, log: Log, other: Log) -> Mismatch 
     outs, _ = _compare(
         "output", tensors(first, first.outs, log), tensors(second, second.outs, other)
     )
-    if _unfinished(first) or _unfinished(second):
+    if unfinished(first) or unfinished(second):
         outs = tuple(diff for diff in outs if _layout(diff.first) != _layout(diff.second))
     return Mismatch(first, second, ins, outs, hashed) if ins or outs else None
 
@@ -305,9 +306,14 @@ def _layout(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     return tensor.dtype, tensor.shape
 
 
-def _unfinished(event: Event) -> bool:
-    """Whether its outputs were not there yet when they were hashed."""
-    return bool(event.extra.get("uninitialised") or event.extra.get("async"))
+def unfinished(event: Event) -> bool:
+    """Whether its outputs were hashed before they were there.
+
+    A writer that leaves out the digests of such tensors has said so: what it hashed can be trusted.
+    """
+    if not (event.extra.get("uninitialised") or event.extra.get("async")):
+        return False
+    return all(row[1] is not None for row in (*event.ins, *event.outs) if len(row) > 1)
 
 
 def _overwritten(event: Event) -> set[str]:
@@ -318,7 +324,7 @@ def _overwritten(event: Event) -> set[str]:
 
 
 def _hashed(event: Event) -> bool:
-    if _unfinished(event):
+    if unfinished(event):
         return False
     return any(len(row) > 1 and row[1] is not None for row in (*event.ins, *event.outs))
 
@@ -330,23 +336,38 @@ def _events(data: bytes) -> Iterator[Event]:
             yield event
 
 
+def _step_ahead(cursor: Cursor) -> int:
+    """The step that goes on at a cursor. Streams are numbered as the program likes."""
+    event = cursor.event()
+    if event.kind != "step":
+        return event.step
+    again = cursor.again(cursor.place)
+    try:
+        ahead = (other for _, other in zip(range(_STREAMS), again.events(), strict=False))
+        return next((other.step for other in ahead if other.kind != "step"), event.step)
+    finally:
+        again.close()
+
+
 class _Block:
     """What is left of one step: its labels, and a way to go through its events."""
 
     def __init__(self, cursor: Cursor, step: int, window: int, doubts: Doubts) -> None:
-        self.labels: Counter[Label] = Counter()
+        self.groups: Counter[Group] = Counter()
         self.size = 0
         self._cursor = cursor
         self._place = cursor.place
         self._events: list[Event] | None = []
+        streams = True
         while cursor.ahead is not None:
             event = cursor.event()
-            if event.step != step:
+            if event.step != step and (event.kind != "step" or (streams and self.size)):
                 break
+            streams = streams and event.kind == "step"
             if event.extra.get("uninitialised"):
                 doubts.add(event, cursor.place)
             self.size += 1
-            self.labels[event.label] += 1
+            self.groups[event.group] += 1
             if self._events is not None:
                 self._events.append(event)
                 if self.size > window:
@@ -383,8 +404,9 @@ class Doubts:
 
     def add(self, event: Event, place: tuple[int, int]) -> None:
         """Takes note of what an event that stands at `place` handed out."""
+        every = unfinished(event)
         for tensor in tensors(event, event.outs, self._log).values():
-            if tensor.storage is not None:
+            if tensor.storage is not None and (every or tensor.digest is None):
                 times = self._found.pop(tensor.storage, [])
                 self._found[tensor.storage] = [*times[-3:], _Doubt(place[1], place)]
         while len(self._found) > _DOUBTS:
@@ -414,7 +436,11 @@ class Doubts:
     def _scan(self, doubt: _Doubt, storage: int, before: int) -> None:
         for found, place in _mentioning(self._log, {storage}, (), before, doubt.scanned):
             doubt.scanned = place
-            if place[1] > doubt.line and storage in written(found, self._log):
+            if (
+                place[1] > doubt.line
+                and storage in written(found, self._log)
+                and not unfinished(found)
+            ):
                 doubt.written = place[1]
                 return
 
@@ -451,10 +477,10 @@ def _mentioning(
     place: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Event, tuple[int, int]]]:
     """Events before a line that name one of some storages or texts, and where they stand."""
-    marks = [b",%d]" % storage for storage in storages]
-    marks += [b", %d]" % storage for storage in storages]
-    marks += [text.encode() for text in texts]
-    look = re.compile(b"|".join(map(re.escape, marks))).search
+    numbers = b"|".join(b"%d" % storage for storage in storages)
+    marks = [rb'(?:null|"), ?(?:%s)\]' % numbers] if numbers else []
+    marks += [re.escape(text.encode()) for text in texts]
+    look = re.compile(b"|".join(marks)).search
     cursor = Cursor(log, None, place)
     try:
         while cursor.ahead is not None and cursor.line < before:
