@@ -58,8 +58,8 @@ class Moments:
         with self._lock:
             self._called = True
             checkpoint = self._take_own()
-            if checkpoint.number == self.at:
-                checkpoint.state = self._snapshot(passed)
+            if checkpoint.number == self.at and self.role != RESTORED:
+                checkpoint.state = snapshot.take(passed)
                 self._awaited = "saved"
             checkpoint.how = "call"
             self._finish(checkpoint)
@@ -68,7 +68,7 @@ class Moments:
         """The program says that it has restored all that it restores, and what."""
         with self._lock:
             state = snapshot.take(passed) if self.role == RESTORED else {}
-            self._write("restored", how="call", state=state)
+            self._goes_on_from("call", state)
 
     def file_saved(self, content: Any, how: str) -> Optional[Checkpoint]:
         """A library has saved, or begun to save, `content`; None if that is no checkpoint."""
@@ -81,8 +81,7 @@ class Moments:
         """A library has read a file; what comes of it shows at the next step."""
         with self._lock:
             if not self._told:
-                self._told = True
-                self._write("restored", how=how, state={})
+                self._goes_on_from(how, {})
 
     def begun(self, checkpoint: Checkpoint) -> None:
         """A part of a checkpoint goes on in the background."""
@@ -114,8 +113,13 @@ class Moments:
             self._close()
             self._write("end", state=snapshot.random_only())
 
-    def _snapshot(self, passed: Any = None) -> Optional[snapshot.State]:
-        return None if self.role == RESTORED else snapshot.take(passed)
+    def _goes_on_from(self, how: str, state: snapshot.State) -> None:
+        """Count steps from here: those before only made room for what was then loaded."""
+        self._told = True
+        if self.role == RESTORED:
+            self.steps = 0
+            self._awaited = RESTORED
+        self._write("restored", how=how, state=state)
 
     def _take_own(self) -> Checkpoint:
         """Return the checkpoint that a call means: the one whose files were saved just before."""
@@ -134,9 +138,9 @@ class Moments:
             number = self._saves + len(self._open) + 1
             checkpoint = Checkpoint(number, how, self.steps)
             self._open.append(checkpoint)
-            if number == self.at:
-                checkpoint.state = self._snapshot()
-                self._awaited = None if self.role == RESTORED else "saved"
+            if number == self.at and self.role != RESTORED:
+                checkpoint.state = snapshot.take()
+                self._awaited = "saved"
         return checkpoint
 
     def _close(self) -> None:
@@ -162,7 +166,7 @@ class Moments:
             self._hold(checkpoint.number)
 
     def _hold(self, number: int) -> None:
-        """Wait to be killed: this run must show no later step. It ends with the session's folder."""
+        """Wait to be killed: no later step may show. Ends with the session's folder."""
         self._write("held", number=number)
         active = session.current()
         while active is not None and os.path.isdir(active.folder):

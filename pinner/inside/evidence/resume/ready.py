@@ -50,6 +50,7 @@ def begin(environ: Mapping[str, str]) -> None:
     imports.after("torch.serialization", _hook_files)
     imports.after("torch.distributed.checkpoint.state_dict_saver", _hook_saver)
     imports.after("torch.distributed.checkpoint.state_dict_loader", _hook_loader)
+    imports.after("torch.distributed.checkpoint.state_dict", _hook_making_room)
     ledger.at_exit(_end)
     os.register_at_fork(after_in_child=_forget)
 
@@ -72,12 +73,12 @@ def _hook_optimizer(module: ModuleType) -> None:
 
 
 def _before_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    if _moments is not None:
+    if _moments is not None and not getattr(_inside, "room", False):
         _moments.step_begins()
 
 
 def _after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    if _moments is not None:
+    if _moments is not None and not getattr(_inside, "room", False):
         _moments.step_ends()
 
 
@@ -120,8 +121,25 @@ def _hook_loader(module: ModuleType) -> None:
     module.load = _afterwards(module.load, _loaded_distributed)  # type: ignore[attr-defined]
 
 
+def _hook_making_room(module: ModuleType) -> None:
+    """Do not count the step that makes an optimizer's state, to load into (torch 2.2)."""
+    plain = getattr(module, "_init_optim_state", None)
+    if plain is None:
+        return
+
+    @functools.wraps(plain)
+    def make_room(*args: Any, **kwargs: Any) -> Any:
+        _inside.room = True
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            _inside.room = False
+
+    module._init_optim_state = make_room  # type: ignore[attr-defined]
+
+
 def _afterwards(plain: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    """Return `plain`, followed by `note(value, *args, **kwargs)` unless another one is around it."""
+    """Return `plain`, followed by `note(value, *args, **kwargs)`, unless inside another one."""
 
     @functools.wraps(plain)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -217,7 +217,7 @@ def _of_compiler(found: _State) -> None:
 def _of_passed(found: _State, passed: Any) -> None:
     for path, value in nested.leaves(passed):
         head, _, rest = path.partition("/")
-        name = "passed state %r" % head if head else "passed state"
+        name = repr(head) if head else "the value"
         found.add("passed", name, rest, nested.of(value))
 
 
