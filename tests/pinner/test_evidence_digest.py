@@ -212,11 +212,17 @@ class TestLayouts:
         assert of(first) == of(first.clone())
 
     @pytest.mark.filterwarnings("ignore")
-    def test_quantised_by_channel_is_refused_by_name(self) -> None:
-        scales, zeros = torch.tensor([0.1, 0.2]), torch.zeros(2, dtype=torch.int64)
-        value = torch.quantize_per_channel(torch.eye(2), scales, zeros, 0, torch.qint8)
-        with pytest.raises(EvidenceError, match="per_channel_affine"):
-            digest(value)
+    def test_quantised_by_channel(self) -> None:
+        zeros = torch.zeros(2, dtype=torch.int64)
+        first, other = (
+            torch.quantize_per_channel(
+                torch.eye(2) * size, torch.tensor([0.1, 0.2]) * size, zeros, 0, torch.qint8
+            )
+            for size in (1.0, 2.0)
+        )
+        assert bool((first.int_repr() == other.int_repr()).all())
+        assert of(first) != of(other), "scales count"
+        assert of(first) == of(first.clone())
 
     @pytest.mark.filterwarnings("ignore")
     def test_nested_is_digested_as_its_parts_or_refused(self) -> None:

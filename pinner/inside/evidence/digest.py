@@ -1,86 +1,376 @@
 """Digests of values: dtype, shape and every byte, so that -0, NaN payloads and order all count.
 
-A digest never uses the arithmetic of the library that made the value. Tensors are copied to the
-host and hashed there. Nothing is imported: a value of torch or numpy means that it is loaded.
+A digest never uses the arithmetic of the library that made the value. Nothing is imported: a value
+of torch or numpy means that it is loaded. Tensors are digested where they live; `deferred` starts
+that without waiting for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import struct
 import sys
-from typing import TYPE_CHECKING
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..faults import EvidenceError
+from . import nh128, nh128_native, nh128_triton, tensor_sums
+from .algorithms import (
+    NH128,
+    SHA256,
+    Algorithm,
+    Later,
+    header_of,
+    in_force,
+    join,
+    last_name,
+    named,
+    read,
+    tables,
+)
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+    from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+    from .algorithms import Node
 
     What = Dict[str, Any]
     Digest = Tuple[str, What]
 
+__all__ = [
+    "NH128",
+    "SHA256",
+    "Algorithm",
+    "Deferred",
+    "Record",
+    "combine",
+    "deferred",
+    "digest",
+    "digest_many",
+    "digest_rows",
+    "digest_scaled",
+    "in_force",
+    "layout_of",
+    "named",
+    "read_all",
+    "record",
+]
+
 _DEEPEST = 8
 
 
-class Algorithm:
-    """How the bytes of a tensor or array become a digest.
-
-    name: stands in the lock; digests of different algorithms are never compared
-    """
-
-    name = ""
-
-    def digest_tensor(self, tensor: Any) -> str:
-        """Return the digest of a plain strided torch tensor: dtype, shape and bytes."""
-        raise NotImplementedError
-
-    def digest_bytes(self, dtype: str, shape: Iterable[int], data: Any) -> str:
-        """Return the digest of `data`, any object with the buffer protocol, C order."""
-        raise NotImplementedError
-
-
-class HostSha256(Algorithm):
-    """SHA-256 over dtype, shape and bytes, on the host."""
-
-    name = "sha256"
-
-    def digest_tensor(self, tensor: Any) -> str:
-        """Copy the tensor to the host, in C order, and hash it."""
-        here = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        return self.digest_bytes(_torch_dtype(here), here.shape, _view_of(here))
-
-    def digest_bytes(self, dtype: str, shape: Iterable[int], data: Any) -> str:
-        """Hash a header that no other dtype and shape has, then the bytes."""
-        header = "%s[%s]" % (dtype, ",".join(str(int(size)) for size in shape))
-        state = hashlib.sha256(header.encode("utf-8") + b"\0")
-        state.update(data)
-        return "sha256:" + state.hexdigest()
-
-
-SHA256 = HostSha256()
-
-
-def digest(value: Any, algorithm: Algorithm = SHA256) -> Digest:
-    """Return ("sha256:…", {"dtype": …, "shape": […]}) of one value.
+def digest(value: Any, algorithm: Optional[Algorithm] = None) -> Digest:
+    """Return ("nh128:…", {"dtype": …, "shape": […]}) of one value.
 
     value: a torch tensor or numpy array of any dtype and layout, a bool, int, float, str, bytes
         or None, or tuples, lists and dicts of these
+    algorithm: without one, that of the lock in force, else nh128
 
     Equal digests mean equal dtype, shape and bytes. A torch tensor and a numpy array of the same
     dtype, shape and bytes have the same digest. Raises EvidenceError, naming the type, for what
     has no bytes that could be read here.
     """
-    return _digest(value, algorithm, _DEEPEST)
+    chosen = in_force() if algorithm is None else algorithm
+    if chosen is NH128:
+        found = _plain_tensor(value)
+        if found is not None:
+            return found
+    node, what = _begin(value, chosen, _DEEPEST)
+    return (node if isinstance(node, str) else _read([node])[0]), what
 
 
-def combine(digests: Iterable[Optional[str]], algorithm: Algorithm = SHA256) -> str:
+def digest_many(values: Sequence[Any], algorithm: Optional[Algorithm] = None) -> List[str]:
+    """Return the digests of many values: as `digest` of each, with little work for each."""
+    return deferred(values, algorithm).read()
+
+
+def deferred(values: Sequence[Any], algorithm: Optional[Algorithm] = None) -> Deferred:
+    """Start the digests of many values, and wait for none that is computed on a GPU.
+
+    What is on the host is digested at once. The GPU's work is put on its current stream: the
+    values may be changed afterwards by that stream.
+    """
+    chosen = in_force() if algorithm is None else algorithm
+    torch = sys.modules.get("torch")
+    if torch is None or chosen is not NH128:
+        return Deferred([_begin(value, chosen, _DEEPEST)[0] for value in values])
+    return Deferred(_Many(torch).begin(values))
+
+
+class Deferred:
+    """Digests of which some are still being computed on a device."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: List[Node]) -> None:
+        self.nodes = nodes
+
+    def tensors(self) -> List[Any]:
+        """Return the device tensors that will hold the sums, each int64 (number, 2)."""
+        return tables(self.nodes)
+
+    def read(self) -> List[str]:
+        """Return the digests; waits for the current stream of each device they are on.
+
+        Where another stream computed them, wait for that one first.
+        """
+        return _read(self.nodes)
+
+
+def read_all(many: Sequence[Deferred]) -> List[List[str]]:
+    """Return the digests of several, with one copy from each device."""
+    texts = iter(_read([node for each in many for node in each.nodes]))
+    return [[next(texts) for _ in each.nodes] for each in many]
+
+
+def combine(digests: Iterable[Optional[str]], algorithm: Optional[Algorithm] = None) -> str:
     """Return one digest for a sequence of digests, of which some may be missing (None)."""
     text = "\n".join("none" if each is None else each for each in digests)
-    return algorithm.digest_bytes("digests", (), text.encode("ascii"))
+    chosen = in_force() if algorithm is None else algorithm
+    return chosen.digest_bytes("digests", (), text.encode("ascii"))
 
 
-def _digest(value: Any, algorithm: Algorithm, depth: int) -> Digest:
+def digest_scaled(
+    packed: Any, scales: Sequence[Any], algorithm: Optional[Algorithm] = None
+) -> Digest:
+    """Return one digest of packed values and all their scales, as micro-scaled formats have them.
+
+    packed: the values, such as fp8, or two fp4 in a byte
+    scales: of blocks, of the whole tensor, and whatever else gives the values their meaning
+    """
+    chosen = in_force() if algorithm is None else algorithm
+    parts = digest_many([packed, *scales], chosen)
+    text = chosen.digest_bytes("scaled", (len(scales),), "\n".join(parts).encode("ascii"))
+    return text, {"dtype": "scaled", "shape": [int(size) for size in packed.shape]}
+
+
+def digest_rows(tensor: Any, algorithm: Optional[Algorithm] = None) -> List[str]:
+    """Return the digest of each row (along the first axis), so that a report can name the first
+    that differs. For routing maps, permutations and whatever else is read by place.
+    """
+    if len(tensor.shape) == 0:
+        raise EvidenceError("expected a tensor with rows, found one without axes")
+    return digest_many([tensor[row] for row in range(len(tensor))], algorithm)
+
+
+class Record(NamedTuple):
+    """What is kept of one tensor or array.
+
+    layout: how it lies in memory, see `layout_of`; it does not count in the digest
+    """
+
+    shape: Tuple[int, ...]
+    dtype: str
+    elements: int
+    layout: str
+    digest: str
+
+
+def record(value: Any, algorithm: Optional[Algorithm] = None) -> Record:
+    """Return shape, dtype, element count, layout class and digest of a tensor or array."""
+    text, what = digest(value, algorithm)
+    count = 1
+    for size in what["shape"]:
+        count *= size
+    ragged = any(size < 0 for size in what["shape"])
+    if ragged or what["dtype"] in ("tuple", "dict"):
+        count = int(value.numel()) if hasattr(value, "numel") else len(value)
+    return Record(tuple(what["shape"]), what["dtype"], count, layout_of(value), text)
+
+
+def layout_of(value: Any) -> str:
+    """Return the layout class of a tensor or array; "value" for what is neither.
+
+    contiguous | channels_last | channels_last_3d | permuted (dense, axes in another order) |
+    expanded (an axis that repeats) | strided (gaps or overlaps); with "+conj" or "+neg" where the
+    elements are to be conjugated or negated on reading; the name of any other layout, such as
+    sparse_csr or jagged; nested, quantised; "TYPE of parts" for a wrapping subclass
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, getattr(torch, "Tensor", ())):
+        flags = getattr(value, "flags", None)
+        if flags is None or not hasattr(value, "strides"):
+            return "value"
+        return _strided_class(value.shape, value.strides, bool(flags["C_CONTIGUOUS"]))
+    with _no_interference(torch):
+        return _layout_of_tensor(torch, value)
+
+
+def _layout_of_tensor(torch: Any, value: Any) -> str:
+    if value.layout != torch.strided:
+        return last_name(value.layout)
+    if value.is_nested:
+        return "nested"
+    if hasattr(value, "__tensor_flatten__"):
+        return "%s of parts" % type(value).__name__
+    if value.is_quantized:
+        return "quantised"
+    found = _strided_class(value.shape, value.stride(), value.is_contiguous())
+    if found == "permuted" and value.dim() in (4, 5):
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}[value.dim()]
+        if value.is_contiguous(memory_format=last):
+            found = last_name(last)
+    return found + ("+conj" if value.is_conj() else "") + ("+neg" if value.is_neg() else "")
+
+
+def _strided_class(shape: Any, strides: Any, contiguous: bool) -> str:
+    if contiguous:
+        return "contiguous"
+    axes = [(abs(step), size) for size, step in zip(shape, strides) if size != 1]
+    if any(step == 0 for step, _ in axes):
+        return "expanded"
+    if any(step < 0 for step in strides):
+        return "strided"
+    expected = min(step for step, _ in axes)
+    unit = expected
+    for step, size in sorted(axes):
+        if step != expected:
+            return "strided"
+        expected = step * size
+    dense = unit == 1 or (not isinstance(shape, type(axes)) and unit <= 16)
+    return "permuted" if dense else "strided"
+
+
+class _Many:
+    """The way of plain tensors, many at once: a few attributes of each, one call for all."""
+
+    __slots__ = ("_gpu", "_host", "_nodes", "_torch")
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._nodes: List[Any] = []
+        self._host: List[Tuple[int, int, int, bytes]] = []
+        self._gpu: Dict[Any, List[Tuple[int, Any]]] = {}
+
+    def begin(self, values: Sequence[Any]) -> List[Node]:
+        """Return a digest, or what becomes one, for each value."""
+        nodes: List[Any] = []
+        host, gpu = self._host, self._gpu
+        _know(self._torch)
+        with _no_functions(self._torch):
+            for place, value in enumerate(values):
+                nodes.append(None)
+                if type(value) in _plain_types:
+                    if value.is_cpu:
+                        found = _address_of(value)
+                        if found is not None:
+                            host.append((place, *found))
+                            continue
+                    elif value.is_cuda and _address_of(value) is not None:
+                        gpu.setdefault(value.device, []).append((place, value))
+                        continue
+        self._nodes = nodes
+        self._digest_host()
+        for device, here in gpu.items():
+            self._start_gpu(device, here)
+        for place, value in enumerate(values):
+            if nodes[place] is None:
+                nodes[place] = _begin(value, NH128, _DEEPEST)[0]
+        return nodes
+
+    def _digest_host(self) -> None:
+        native = nh128_native.load() if self._host else None
+        if native is None:
+            return
+        nodes = self._nodes
+        places, addresses, sizes, heads = zip(*self._host)
+        sums = native.sums_of_many(array("Q", addresses), array("Q", sizes))
+        text_of = nh128.text_of
+        start = 0
+        for place, head in zip(places, heads):
+            nodes[place] = text_of(head, sums[start : start + 16])
+            start += 16
+
+    def _start_gpu(self, device: Any, here: List[Tuple[int, Any]]) -> None:
+        torch = self._torch
+        kernels = tensor_sums.kernels_for(device)
+        if kernels is None or torch.cuda.is_current_stream_capturing():
+            return  # one by one: by torch, or refused
+        small = [pair for pair in here if _is_small(pair[1])]
+        large = [pair for pair in here if not _is_small(pair[1])]
+        with _no_interference(torch):
+            table = torch.zeros((len(here), 2), dtype=torch.int64, device=device)
+            if small:
+                addresses = [value.data_ptr() for _, value in small]
+                sizes = [value.nbytes for _, value in small]
+                kernels.add_many(torch, addresses, sizes, table[: len(small)])
+            for row, (_, value) in enumerate(large, start=len(small)):
+                data = tensor_sums.bits_of(torch, value).reshape(-1).view(torch.uint8)
+                kernels.add(torch, data, 0, table[row])
+        for row, (place, value) in enumerate(small + large):
+            self._nodes[place] = Later(header_of(value.dtype, value.shape), table, row)
+
+
+def _is_small(value: Any) -> bool:
+    return bool(value.nbytes <= nh128_triton.SMALL_BYTES and value.data_ptr() % 8 == 0)
+
+
+_plain_types: FrozenSet[type] = frozenset()
+_plain_dtypes: FrozenSet[Any] = frozenset()
+
+
+def _know(torch: Any) -> None:
+    """Note the types and dtypes of tensors that are nothing but memory."""
+    global _plain_types, _plain_dtypes
+    if _plain_types:
+        return
+    quantised = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+    found = (getattr(torch, name) for name in dir(torch) if name not in quantised)
+    _plain_dtypes = frozenset(each for each in found if isinstance(each, torch.dtype))
+    _plain_types = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def _address_of(value: Any) -> Optional[Tuple[int, int, bytes]]:
+    """Return address, size and header of a tensor that is nothing but memory without gaps; None
+    for any other.
+    """
+    try:
+        dtype = value.dtype
+        if dtype not in _plain_dtypes or not value.is_contiguous():
+            return None
+        if value.is_neg() or value.is_conj():
+            return None
+        address = value.data_ptr()
+        # No address: functional, zero or empty. An error: it has no memory of its own.
+        return (address, value.nbytes, header_of(dtype, value.shape)) if address else None
+    except RuntimeError:
+        return None
+
+
+def _plain_tensor(value: Any) -> Optional[Digest]:
+    """The way of one plain tensor on the host; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    _know(torch)
+    if type(value) not in _plain_types:
+        return None
+    native = nh128_native.load()
+    if native is None:
+        return None
+    with _no_functions(torch):
+        found = _address_of(value) if value.is_cpu else None
+        if found is None:
+            return None
+        text = nh128.text_of(found[2], native.sums(found[0], found[1]))
+        return text, {"dtype": last_name(value.dtype), "shape": list(value.shape)}
+
+
+def _no_functions(torch: Any) -> Any:
+    """Attributes of a tensor are calls that the program's function modes would see."""
+    guard = getattr(torch._C, "DisableTorchFunction", None)
+    return contextlib.nullcontext() if guard is None else guard()
+
+
+def _read(nodes: Sequence[Node]) -> List[str]:
+    for node in nodes:
+        if not isinstance(node, str):
+            with _no_interference(sys.modules["torch"]):
+                return read(nodes)
+    return list(nodes)  # type: ignore[arg-type]
+
+
+def _begin(value: Any, algorithm: Algorithm, depth: int) -> Tuple[Node, What]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
         with _no_interference(torch):
@@ -113,7 +403,7 @@ def _plain_bytes(value: Any) -> Optional[Tuple[str, bytes]]:
     return None
 
 
-def _of_container(value: Any, algorithm: Algorithm, depth: int) -> Digest:
+def _of_container(value: Any, algorithm: Algorithm, depth: int) -> Tuple[Node, What]:
     if isinstance(value, (tuple, list)):
         parts = list(value)
     elif isinstance(value, dict):
@@ -125,14 +415,15 @@ def _of_container(value: Any, algorithm: Algorithm, depth: int) -> Digest:
         )
     if depth == 0:
         raise EvidenceError("a value nested more than %d deep has no digest" % _DEEPEST)
-    digests = [_digest(part, algorithm, depth - 1)[0] for part in parts]
     kind = "dict" if isinstance(value, dict) else "tuple"
-    return _joined(kind, digests, [len(value)], algorithm)
+    return _joined(kind, parts, [len(value)], algorithm, depth)
 
 
-def _joined(kind: str, digests: List[str], shape: List[int], algorithm: Algorithm) -> Digest:
-    text = "\n".join(digests).encode("ascii")
-    return algorithm.digest_bytes(kind, shape, text), {"dtype": kind, "shape": shape}
+def _joined(
+    kind: str, parts: List[Any], shape: List[int], algorithm: Algorithm, depth: int
+) -> Tuple[Node, What]:
+    digests = [_begin(part, algorithm, depth - 1)[0] for part in parts]
+    return join(algorithm, kind, shape, digests), {"dtype": kind, "shape": shape}
 
 
 def _of_array(numpy: Any, value: Any, algorithm: Algorithm) -> Digest:
@@ -144,11 +435,11 @@ def _of_array(numpy: Any, value: Any, algorithm: Algorithm) -> Digest:
     if value.dtype.names is not None:
         dtype = str(value.dtype.descr)
     shape = list(value.shape)
-    text = algorithm.digest_bytes(dtype, shape, value.tobytes())
+    text = algorithm.digest_array(numpy, dtype, value)
     return text, {"dtype": dtype, "shape": shape}
 
 
-def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Digest:
+def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Tuple[Node, What]:
     _refuse_what_has_no_bytes(torch, value)
     if type(value).__name__ == "AsyncCollectiveTensor":  # its bytes may still be on their way
         value = value.trigger_wait()
@@ -156,26 +447,36 @@ def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Dige
     if inner:
         if depth == 0:
             raise EvidenceError("a tensor nested more than %d deep has no digest" % _DEEPEST)
-        parts = [_digest(part, algorithm, depth - 1)[0] for part in inner]
-        return _joined(_type_name(value), parts, _sizes(value), algorithm)
+        return _joined(_type_name(value), inner, _sizes(value), algorithm, depth)
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise EvidenceError(
             "a %s does not say what it is made of (__tensor_flatten__), and asking it for its "
             "bytes would calculate: pass its data and its scales" % _type_name(value)
         )
-    parts_of_layout = _parts_of_layout(torch, value)
-    if parts_of_layout is not None:
-        kind, pieces = parts_of_layout
-        parts = [_digest(part, algorithm, depth - 1)[0] for part in pieces]
-        return _joined(kind, parts, _sizes(value), algorithm)
-    what = {"dtype": _torch_dtype(value), "shape": list(value.shape)}
+    parts = _parts_of_layout(torch, value)
+    if parts is not None:
+        return _joined(parts[0], parts[1], _sizes(value), algorithm, depth)
+    what = {"dtype": last_name(value.dtype), "shape": list(value.shape)}
     try:
-        return algorithm.digest_tensor(value), what
+        return algorithm.begin_tensor(_settled(value)), what
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise EvidenceError(
             "the bytes of a %s tensor (%s, on %s) cannot be read: %s"
-            % (_torch_dtype(value), _type_name(value), value.device, " ".join(str(error).split()))
+            % (
+                last_name(value.dtype),
+                _type_name(value),
+                value.device,
+                " ".join(str(error).split()),
+            )
         ) from error
+
+
+def _settled(value: Any) -> Any:
+    """Return the tensor with its elements as they read, where that is put off until reading."""
+    value = value.detach()
+    if value._is_zerotensor():
+        return value.clone()
+    return value.resolve_conj().resolve_neg()
 
 
 def _refuse_what_has_no_bytes(torch: Any, value: Any) -> None:
@@ -223,45 +524,35 @@ def _inner_tensors(torch: Any, value: Any) -> List[Any]:
 
 def _sizes(value: Any) -> List[int]:
     """Return the shape; -1 for a size without a number of its own, as ragged tensors have."""
+    if value.is_nested and value.layout == sys.modules["torch"].strided:
+        return [value.size(0)] + [-1] * (value.dim() - 1)
     return [size if isinstance(size, int) else -1 for size in value.shape]
 
 
 def _parts_of_layout(torch: Any, value: Any) -> Optional[Tuple[str, List[Any]]]:
     layout = value.layout
     if layout == torch.strided:
+        if value.is_nested:
+            return "nested", list(value.detach().unbind())
         return _parts_of_quantised(torch, value) if value.is_quantized else None
     plain = value.detach()
     if layout == torch.sparse_coo:
         return "sparse_coo", [plain._indices(), plain._values(), plain.is_coalesced()]
     if layout in (torch.sparse_csr, torch.sparse_bsr):
-        return _last(layout), [plain.crow_indices(), plain.col_indices(), plain.values()]
+        return last_name(layout), [plain.crow_indices(), plain.col_indices(), plain.values()]
     if layout in (torch.sparse_csc, torch.sparse_bsc):
-        return _last(layout), [plain.ccol_indices(), plain.row_indices(), plain.values()]
+        return last_name(layout), [plain.ccol_indices(), plain.row_indices(), plain.values()]
     raise EvidenceError(
-        "a tensor of layout %s has no digest: convert it with to_dense()" % _last(layout)
+        "a tensor of layout %s has no digest: convert it with to_dense()" % last_name(layout)
     )
 
 
 def _parts_of_quantised(torch: Any, value: Any) -> Tuple[str, List[Any]]:
-    if value.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        raise EvidenceError(
-            "a quantised tensor of scheme %s has no digest: pass int_repr() and its scales"
-            % _last(value.qscheme())
-        )
-    kind = "%s %s" % (_torch_dtype(value), _last(value.qscheme()))
-    return kind, [value.int_repr(), value.q_scale(), value.q_zero_point()]
-
-
-def _view_of(tensor: Any) -> Any:
-    """Return a buffer over the memory of a contiguous tensor on the host. Valid as long as it."""
-    import ctypes
-
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:
-        return b""
-    buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-    buffer._pinner_owner = tensor  # keeps the memory alive
-    return buffer
+    kind = "%s %s" % (last_name(value.dtype), last_name(value.qscheme()))
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return kind, [value.int_repr(), value.q_scale(), value.q_zero_point()]
+    scales = [value.q_per_channel_scales(), value.q_per_channel_zero_points()]
+    return kind, [value.int_repr(), *scales, value.q_per_channel_axis()]
 
 
 @contextlib.contextmanager
@@ -280,14 +571,6 @@ def _no_interference(torch: Any) -> Iterator[None]:
             stack.enter_context(no_modes())
         stack.enter_context(torch.no_grad())
         yield
-
-
-def _torch_dtype(tensor: Any) -> str:
-    return _last(tensor.dtype)
-
-
-def _last(name: Any) -> str:
-    return str(name).rpartition(".")[2]
 
 
 def _type_name(value: Any) -> str:

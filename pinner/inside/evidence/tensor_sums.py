@@ -1,0 +1,201 @@
+"""The sums of nh128 of plain strided torch tensors, computed where each tensor lives.
+
+On the host by the compiled library, on a GPU by the Triton kernel; by torch operations on the
+device where there is neither. A tensor with gaps is copied piece by piece, never as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from . import nh128, nh128_native, nh128_triton
+
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, Optional, Union
+
+    # 16 bytes, or two int64 on a device that are read later.
+    Sums = Union[bytes, Any]
+
+# The largest piece of a tensor with gaps that is copied at once.
+HOST_PIECE = 1 << 20
+DEVICE_PIECE = 32 << 20
+
+_lock = threading.Lock()
+_ops: Dict[Any, nh128.ArrayOps] = {}
+_without_triton = False
+
+
+def sums_of(torch: Any, tensor: Any) -> Sums:
+    """Return the sums of a tensor's bytes in logical order.
+
+    tensor: strided, of any device that torch can copy on; not conjugated, nor negated lazily
+    """
+    adder = _adder_for(torch, tensor.device)
+    plain = bits_of(torch, tensor)
+    limit = HOST_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE
+    if plain.is_contiguous():
+        adder.add(_bytes_of(torch, plain), 0)
+        return adder.sums()
+    joint = _Joint(torch, adder, tensor.device)
+    for piece in pieces(plain, limit):
+        joint.take(_bytes_of(torch, piece))
+    joint.end()
+    return adder.sums()
+
+
+def bits_of(torch: Any, tensor: Any) -> Any:
+    """Return the tensor as integers of the same size, so that every dtype can be copied."""
+    tensor = tensor.detach()
+    size = tensor.element_size()
+    if size == 16:  # no integer is as large
+        tensor, size = torch.view_as_real(tensor), 8
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    return tensor if tensor.dtype == integer else tensor.view(integer)
+
+
+def pieces(tensor: Any, limit: int) -> Iterator[Any]:
+    """Yield tensors without gaps, of about `limit` bytes at most, that follow each other in it."""
+    size = tensor.numel() * tensor.element_size()
+    if size <= limit or tensor.is_contiguous():
+        if size:
+            yield tensor.contiguous()
+        return
+    inner = size // len(tensor)
+    if inner > limit:
+        for part in tensor:
+            yield from pieces(part, limit)
+        return
+    step = limit // inner
+    for start in range(0, len(tensor), step):
+        yield tensor[start : start + step].contiguous()
+
+
+def _bytes_of(torch: Any, contiguous: Any) -> Any:
+    return contiguous.reshape(-1).view(torch.uint8)
+
+
+class _Joint:
+    """Gives pieces of any size on as whole blocks; only the last one ends within a block."""
+
+    def __init__(self, torch: Any, adder: Any, device: Any) -> None:
+        self._adder = adder
+        self._kept = torch.empty(nh128.BLOCK_BYTES, dtype=torch.uint8, device=device)
+        self._held = 0
+        self._block = 0
+
+    def take(self, data: Any) -> None:
+        """Take the next bytes."""
+        if self._held:
+            missing = min(nh128.BLOCK_BYTES - self._held, data.numel())
+            self._kept[self._held : self._held + missing].copy_(data[:missing])
+            self._held += missing
+            data = data[missing:]
+            if self._held < nh128.BLOCK_BYTES:
+                return
+            self._give(self._kept)
+        whole = data.numel() // nh128.BLOCK_BYTES * nh128.BLOCK_BYTES
+        self._give(data[:whole])
+        self._held = data.numel() - whole
+        self._kept[: self._held].copy_(data[whole:])
+
+    def end(self) -> None:
+        """Give what is left."""
+        self._give(self._kept[: self._held])
+
+    def _give(self, data: Any) -> None:
+        if data.numel():
+            self._adder.add(data, self._block)
+            self._block += data.numel() // nh128.BLOCK_BYTES
+
+
+class _OnHost:
+    """By the compiled library."""
+
+    def __init__(self, native: nh128_native.Native) -> None:
+        self._native = native
+        self._sums = nh128_native.Pair()
+
+    def add(self, data: Any, block: int) -> None:
+        self._native.add(data.data_ptr(), data.numel(), block, self._sums)
+
+    def sums(self) -> bytes:
+        return bytes(self._sums)
+
+
+class _OnGpu:
+    """By the Triton kernel."""
+
+    def __init__(self, torch: Any, kernels: nh128_triton.Kernels, device: Any) -> None:
+        self._torch = torch
+        self._kernels = kernels
+        self._sums = torch.zeros(2, dtype=torch.int64, device=device)
+
+    def add(self, data: Any, block: int) -> None:
+        self._kernels.add(self._torch, data, block, self._sums)
+
+    def sums(self) -> Any:
+        return self._sums
+
+
+class _ByTorch:
+    """By torch operations on the device."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
+        self._ops = _ops_on(torch, device)
+        self._sums: Any = None
+
+    def add(self, data: Any, block: int) -> None:
+        most = self._ops.CHUNK_BLOCKS * nh128.BLOCK_BYTES
+        for start in range(0, data.numel(), most):
+            self._add(data[start : start + most], block + start // nh128.BLOCK_BYTES)
+
+    def _add(self, data: Any, block: int) -> None:
+        size = data.numel()
+        blocks = -(-size // nh128.BLOCK_BYTES)
+        shape = blocks * nh128.BLOCK_WORDS
+        words = self._torch.zeros(shape, dtype=self._torch.int64, device=self._device)
+        words.view(self._torch.uint8)[:size].copy_(data)
+        first, second = self._ops.sums(words, -(-size // nh128.WORD_BYTES), block)
+        found = self._torch.cat((first, second))
+        self._sums = found if self._sums is None else self._sums + found
+
+    def sums(self) -> Sums:
+        found = self._sums
+        if found is None:
+            found = self._torch.zeros(2, dtype=self._torch.int64, device=self._device)
+        return nh128.sums_as_bytes(*found.tolist()) if self._device.type == "cpu" else found
+
+
+def _adder_for(torch: Any, device: Any) -> Any:
+    if device.type == "cpu":
+        native = nh128_native.load()
+        return _ByTorch(torch, device) if native is None else _OnHost(native)
+    kernels = kernels_for(device)
+    return _ByTorch(torch, device) if kernels is None else _OnGpu(torch, kernels, device)
+
+
+def kernels_for(device: Any) -> Optional[nh128_triton.Kernels]:
+    """Return the Triton kernels for a device; None where there is no Triton for it."""
+    global _without_triton
+    if _without_triton or device.type not in ("cuda", "xpu"):
+        return None
+    try:
+        return nh128_triton.load()
+    except Exception:  # whatever a Triton that is broken or too old raises: torch can do it
+        _without_triton = True
+        return None
+
+
+def _ops_on(torch: Any, device: Any) -> nh128.ArrayOps:
+    with _lock:
+        ops = _ops.get(device)
+        if ops is None:
+
+            def int64(numbers: Any) -> Any:
+                return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(device)
+
+            ops = _ops[device] = nh128.ArrayOps(int64)
+        return ops
