@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Mapping
 
 _INDUCTOR = (
+    "torch._dynamo.pgo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pad_mm",
     "torch._inductor.ir",
+    "torch._inductor.output_code",
+    "torch._inductor.runtime.coordinate_descent_tuner",
+    "torch._inductor.runtime.triton_heuristics",
     "torch._inductor.select_algorithm",
 )
 """The modules in which Inductor decides."""
@@ -47,6 +53,8 @@ def begin(environ: Mapping[str, str]) -> None:
         imports.after("torch.optim.optimizer", _install_optimizer)
     for tap in active.taps:
         imports.after(tap["module"], _install_tap(tap))
+    if active.cublaslt == "on":
+        _begin_cublaslt()
     if active.trace is not None:
         _begin_trace(active.trace)
     if environ.get("PINNER_VERIFY_RESUME"):
@@ -55,15 +63,26 @@ def begin(environ: Mapping[str, str]) -> None:
 
 def _before_torch() -> None:
     from . import facts
+    from .choosers.cublaslt import chooser
 
     ledger.open_now()
     facts.before_torch()
+    chooser.before_torch()
 
 
 def _after_torch(module: ModuleType) -> None:
     from . import facts
+    from .choosers.cublaslt import chooser
 
     facts.after_torch()
+    chooser.after_torch(module)
+
+
+def _begin_cublaslt() -> None:
+    """At once where the session says so: what is linked with cuBLASLt may come without torch."""
+    from .choosers.cublaslt import chooser
+
+    chooser.begin()
 
 
 def _install_others() -> None:

@@ -12,7 +12,7 @@ import functools
 import threading
 from typing import Any, Dict, List, Optional, Sequence
 
-from . import identity
+from . import identity, switches
 from .chooser import Chooser, Decision
 from .lines import Code, Taken
 from .question import Question, of_selection
@@ -51,6 +51,8 @@ class Selector:
             cache: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *a: Any, **k: Any
         ) -> Any:
             selection = Selection(of_selection(name, choices, input_nodes, layout))
+            if k.get("return_multi_template") and selection.question.key.get("device") != "cpu":
+                switches.name_epilogues(self.chooser.lines)
             choices = self._listen(cache, selection, choices)
             outer = getattr(self._asking, "selection", None)
             self._asking.selection = selection

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, Optional
 
 from ... import ledger, pins, session
+from . import pad, switches
+from .caches import Caches, tag_of
 from .chooser import Chooser, Policy
 from .gemm import Selector
+from .kernels import Kernels
 from .lines import Lines
 
 
@@ -15,14 +19,28 @@ class Hooks:
 
     def __init__(self, active: session.Session) -> None:
         lock = pins.inductor_kernel if active.enforcing else _no_kernel
-        self.chooser = Chooser(
-            Policy(active.enforcing, active.on_miss, lock), Lines(_write, ledger.now)
-        )
-        selector = Selector(self.chooser)
-        self.by_module: Dict[str, Callable[[Any], None]] = {
-            "torch._inductor.select_algorithm": selector.patch,
-            "torch._inductor.ir": selector.patch_ir,
-        }
+        digest = pins.load().inductor_digest if active.enforcing else ""
+        lines = Lines(_write, ledger.now)
+        self.chooser = Chooser(Policy(active.enforcing, active.on_miss, lock), lines)
+        self.by_module = hooks_of(self.chooser, tag_of(active, digest))
+
+
+def hooks_of(chooser: Chooser, tag: str) -> Dict[str, Callable[[Any], None]]:
+    """What to do with each module of Inductor once it was executed. tag: for compile caches."""
+    selector, caches = Selector(chooser), Caches(chooser, tag)
+    lines = chooser.lines
+    return {
+        "torch._dynamo.pgo": functools.partial(switches.patch_profiles, lines=lines),
+        "torch._inductor.compile_fx": caches.patch,
+        "torch._inductor.fx_passes.pad_mm": functools.partial(pad.patch, chooser=chooser),
+        "torch._inductor.ir": selector.patch_ir,
+        "torch._inductor.output_code": caches.patch_output,
+        "torch._inductor.runtime.coordinate_descent_tuner": functools.partial(
+            switches.patch_coordinate_descent, lines=lines
+        ),
+        "torch._inductor.runtime.triton_heuristics": Kernels(chooser).patch,
+        "torch._inductor.select_algorithm": selector.patch,
+    }
 
 
 _hooks: Optional[Hooks] = None

@@ -1,0 +1,62 @@
+"""Observes and forces whether a matrix product is padded (`shape_padding`, on by default).
+
+Padding to an alignment changes the kernel and so the bits; `should_pad` decides it by timing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict
+
+from ..triton.decide import live_configs
+from . import versions
+from .chooser import Chooser
+from .lines import Taken
+from .question import Question, ask, dimensions
+
+_ALTERNATIVES = ({"pad": False}, {"pad": True})
+
+
+def patch(pad_mm: Any, chooser: Chooser) -> None:
+    """Hook `torch._inductor.fx_passes.pad_mm`, below the test whether padding is possible."""
+    if not hasattr(pad_mm, "_should_pad"):  # before 2.6, one function held both tests
+        chooser.lines.elsewhere(
+            "pad_mm", "this torch decides about padding where pinner has no hook: needs torch 2.6"
+        )
+        return
+    original = pad_mm._should_pad
+
+    @functools.wraps(original)
+    def _should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:  # noqa: A002 - torch's own name
+        question = _question(match, mat1, mat2, op, input)
+        live = live_configs([(dict(config), config["pad"]) for config in _ALTERNATIVES])
+        decision = chooser.decide(question, live)
+        if decision is not None:
+            taken = Taken(decision.live, 2, decision.how, (), decision.entry)
+            chooser.settle(question, taken)
+            return bool(decision.live.config)
+        before = _timed(pad_mm)
+        pad = bool(original(match, mat1, mat2, op, input))
+        how = "tuned" if _timed(pad_mm) > before else "heuristic"
+        chooser.settle(question, Taken(live[pad], 2, how))
+        return pad
+
+    pad_mm._should_pad = _should_pad
+
+
+def _timed(pad_mm: Any) -> int:
+    """How often padding was timed in this process."""
+    return int(pad_mm.counters["inductor"]["pad_mm_bench"])
+
+
+def _question(match: Any, mat1: Any, mat2: Any, op: Any, added: Any) -> Question:
+    symbols: Dict[str, str] = {}
+    facts: Dict[str, Any] = {"device": str(mat1.device.type)}
+    for name, tensor in (("mat1", mat1), ("mat2", mat2), ("added", added)):
+        if tensor is None:
+            continue
+        facts[name + "_dtype"] = str(tensor.dtype).split(".")[-1]
+        facts[name + "_size"] = dimensions(tensor.shape, symbols)
+        facts[name + "_stride"] = dimensions(tensor.stride(), symbols)
+    facts["float32_matmul_precision"] = versions.float32_precision()
+    return ask("pad_mm:" + str(op).rpartition(".")[2], "", facts)
