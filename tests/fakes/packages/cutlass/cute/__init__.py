@@ -1,0 +1,1 @@
+"""Stands in for nvidia-cutlass-dsl 4.7.0, cutlass/cute."""

@@ -1,0 +1,1 @@
+"""Stands in for FlagGems 4, src/flag_gems/utils."""

@@ -1,0 +1,1 @@
+"""Stands in for helion 1.4, helion/runtime."""

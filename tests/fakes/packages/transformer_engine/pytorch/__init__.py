@@ -1,0 +1,1 @@
+"""Stands in for TransformerEngine 2.20, transformer_engine/pytorch."""

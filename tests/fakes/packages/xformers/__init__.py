@@ -1,0 +1,1 @@
+"""Stands in for xformers 0.0.35."""
