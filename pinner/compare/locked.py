@@ -10,6 +10,9 @@ from pinner.compare.evidence import Difference, RunEvidence, Steps, chain, pair
 from pinner.lockfile.occurrences import by_occurrence
 from pinner.lockfile.schema import HEAD, Evidence, StreamRecord
 
+# The algorithm of new evidence (pinner/inside/evidence/algorithms.py).
+NEWEST = "nh128"
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -45,7 +48,19 @@ def keep(run: RunEvidence) -> Evidence:
         for stream, ranks in sorted(run.streams.items())
         for rank, steps in sorted(ranks.items())
     )
-    return Evidence(steps=max((r.steps for r in records), default=0), streams=records)
+    steps = max((r.steps for r in records), default=0)
+    return Evidence(_algorithm(run), steps, records)
+
+
+def _algorithm(run: RunEvidence) -> str:
+    """What digested the values of this run. Files and output have SHA-256 beside any other."""
+    found = {
+        _made_by(digest)
+        for ranks in run.streams.values()
+        for steps in ranks.values()
+        for _, digest in steps
+    }
+    return NEWEST if NEWEST in found else "sha256"
 
 
 def verify(locked: Evidence, run: RunEvidence) -> Verification:
@@ -116,6 +131,8 @@ def _against(record: StreamRecord, steps: Steps) -> tuple[int, Difference | None
     """How many steps were compared and the first difference; or why none could be."""
     if not steps:
         return "not in this run"
+    if other := _other_algorithm(record, steps):
+        return other
     head, here = by_occurrence(record.numbered_head), by_occurrence(steps)
     common = [place for place in head if place in here]
     for place in common:
@@ -131,6 +148,22 @@ def _against(record: StreamRecord, steps: Steps) -> tuple[int, Difference | None
             f"this run {steps[0][0]} to {steps[-1][0]}"
         )
     return len(common), None
+
+
+def _other_algorithm(record: StreamRecord, steps: Steps) -> str | None:
+    """Why digests cannot be compared that were not made alike; None where they were."""
+    locked = {_made_by(digest) for digest in record.head}
+    here = {_made_by(digest) for _, digest in steps}
+    if locked & here or "" in locked | here:
+        return None
+    names = ", ".join(sorted(locked)), ", ".join(sorted(here))
+    return "the lock has digests by {}, this run by {}: they cannot be compared".format(*names)
+
+
+def _made_by(digest: str) -> str:
+    """The algorithm of a digest, which stands before its colon."""
+    algorithm, colon, _ = digest.partition(":")
+    return algorithm if colon else ""
 
 
 def _extent(record: StreamRecord) -> str:

@@ -22,9 +22,11 @@ class Pins:
     cublaslt: list of {"problem", "algo", "blob"}
     settings: list of {"chooser", "name", "value", "held"}
     policy: the switches that were set when recording, "CHOOSER.NAME" to value
+    algorithm: of the digests in the lock's evidence; "" where it has none
     """
 
     __slots__ = (
+        "algorithm",
         "cublaslt",
         "inductor",
         "inductor_digest",
@@ -46,6 +48,7 @@ class Pins:
         self.cublaslt: List[Dict[str, Any]] = body.get("cublaslt") or []
         self.settings: List[Dict[str, Any]] = body.get("settings") or []
         self.policy: Dict[str, Any] = body.get("policy") or {}
+        self.algorithm: str = body.get("algorithm", "")
 
 
 _loaded: Optional[Pins] = None

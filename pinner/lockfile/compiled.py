@@ -34,6 +34,7 @@ def compile_pins(lock: Lock, lock_digest: str) -> dict[str, Any]:
             _setting(each) for each in sorted(lock.settings, key=lambda each: each.identity)
         ],
         "policy": dict(lock.policy),
+        "algorithm": lock.evidence.algorithm if lock.evidence.streams else "",
     }
     pins["digest"] = digest(pins)
     return pins

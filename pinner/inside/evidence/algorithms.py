@@ -113,7 +113,7 @@ def in_force() -> Algorithm:
     active = session.current()
     if active is None or not active.enforcing:
         return NH128
-    return named(getattr(pins.load(), "algorithm", "") or NH128.name)
+    return named(pins.load().algorithm or NH128.name)
 
 
 class Later:
