@@ -112,8 +112,10 @@ def dispatched(
     place = recorder.place()
     with recorder.unseen():
         sent = _entries(recorder, _named(tensor, args), notes)
-    recorder.log.flush()
+    recorder.log.before_waiting()
     result = function(*args, **kwargs)
+    for _, each in _named(tensor, args):  # by somebody else's hand
+        recorder.memory.written(each, recorder.memory.number(each))
     recorder.event("collective", facts.name, place, sent, (), notes=notes)
     return result
 
@@ -163,7 +165,7 @@ def _run(recorder: Recorder, what: _What, given: Dict[str, Any], call: Callable[
     place = recorder.place()
     with recorder.unseen():
         ins = _entries(recorder, sent, notes)
-    recorder.log.flush()  # it may wait for ever for a rank that does not come
+    recorder.log.before_waiting()  # it may wait for ever for a rank that does not come
     recorder.thread.inside += 1
     try:
         work = call()
@@ -284,7 +286,7 @@ def _run_functional(
     given_tensors = [pair for role in sent for pair in collected(tensor, given.get(role), role)]
     with recorder.unseen():
         ins = _entries(recorder, given_tensors, notes)
-    recorder.log.flush()
+    recorder.log.before_waiting()
     recorder.thread.inside += 1
     try:
         result = call()

@@ -43,7 +43,9 @@ def _install(settings: Settings, torch: ModuleType) -> None:
     from .steps import Steps
 
     log = Log(settings.folder)
-    _recorder = Recorder(torch, settings, log, Hashing())
+    hashing = Hashing(settings.defer)
+    log.settle = hashing.settle if settings.defer else None
+    _recorder = Recorder(torch, settings, log, hashing)
     log.head = _recorder.head
     ledger.at_exit(log.close)
     steps = Steps(_recorder)

@@ -15,22 +15,25 @@ from typing import TYPE_CHECKING
 from ... import faults, ledger
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List
+    from typing import Any, Callable, Dict, List, Optional
 
 VERSION = 1
 MOST_LINES = 512
 LONGEST_S = 1.0
+MOST_LATE_LINES = 65536
 
 
 class Log:
     """Lines on their way to a file. `head` gives fields of the first line, when that is written.
 
-    Not for two threads at once, except that `add` may be called by any.
+    settle: completes lines whose digests are still computed by a device; then only the end of a
+        step writes, so that nothing waits for the device in between
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.head: Callable[[], Dict[str, Any]] = dict
+        self.settle: Optional[Callable[[str], str]] = None
         self._lines: List[str] = []
         self._fd = -1
         self._path = ""
@@ -43,9 +46,18 @@ class Log:
         lines = self._lines
         lines.append(line)
         self.events += 1
-        if len(lines) >= MOST_LINES or (
-            not len(lines) & 15 and time.monotonic() - self._written > LONGEST_S
+        count = len(lines)
+        if self.settle is not None:
+            if count >= MOST_LATE_LINES:
+                self.flush()
+        elif count >= MOST_LINES or (
+            not count & 15 and time.monotonic() - self._written > LONGEST_S
         ):
+            self.flush()
+
+    def before_waiting(self) -> None:
+        """This process may wait for another one, for ever: what it did so far is written."""
+        if self.settle is None:
             self.flush()
 
     def flush(self) -> None:
@@ -57,7 +69,8 @@ class Log:
         try:
             if self._fd < 0:
                 self._open()
-            self._write("\n".join(lines) + "\n")
+            text = "\n".join(lines) + "\n"
+            self._write(text if self.settle is None else self.settle(text))
         except OSError as error:
             faults.die("cannot write the trace %s: %s" % (self._path, error.strerror))
 

@@ -44,6 +44,7 @@ class Facts:
     empty: its result was written by nobody
     copies: its result is its input's values, and nothing else
     non_blocking: position of that argument, or -1
+    pure: its inputs can be read after it: it is torch's own, and says that it changes none
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Facts:
         "name",
         "non_blocking",
         "overwrites",
+        "pure",
         "silent",
         "view",
         "writes",
@@ -69,6 +71,7 @@ class Facts:
         self.empty = False
         self.copies = False
         self.non_blocking = -1
+        self.pure = False
         if schema is not None:
             self._read(schema)
 
@@ -86,6 +89,7 @@ class Facts:
         self.view = not self.writes and any(
             result.alias_info is not None for result in schema.returns
         )
+        self.pure = space == "aten" and not self.writes
         in_place_of_aten = space == "aten" and base.endswith("_") and not base.endswith("__")
         self.overwrites = bool(self.writes) and (not in_place_of_aten or base in _OVERWRITE)
         names = [argument.name for argument in schema.arguments]

@@ -23,18 +23,23 @@ def install(recorder: Recorder) -> None:
     torch's module must be executed by now. A process that forks has the stack of its parent.
     """
     torch = recorder.torch
-    mode = _mode_class(torch)(recorder)
-    torch._C._push_on_torch_dispatch_stack(mode)
-    _follow_threads(torch, mode)
+    made = mode(recorder)
+    torch._C._push_on_torch_dispatch_stack(made)
+    _follow_threads(torch, made)
 
 
-def _follow_threads(torch: Any, mode: Any) -> None:
+def mode(recorder: Recorder) -> Any:
+    """A mode that writes to this recorder."""
+    return _mode_class(recorder.torch)(recorder)
+
+
+def _follow_threads(torch: Any, made: Any) -> None:
     start = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     push = torch._C._push_on_torch_dispatch_stack
 
     @functools.wraps(start)
     def _bootstrap_inner(self: Any) -> None:
-        push(mode)
+        push(made)
         start(self)
 
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
@@ -75,8 +80,8 @@ def _mode_class(torch: ModuleType) -> Any:
             if thread.busy or facts.silent:
                 return function(*args, **kwargs)
             for kind in types:
-                if kind is plain:
-                    continue
+                if kind is plain or kind.__torch_dispatch__ is plain.__torch_dispatch__:
+                    continue  # a Parameter, say
                 if kind.__name__ in SUBCLASSES_WITHOUT_BYTES:
                     return function(*args, **kwargs)
                 return NotImplemented  # the subclass first: its inner tensors come to us again

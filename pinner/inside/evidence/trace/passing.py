@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Set, Tuple
+    from typing import Any, Dict, List, Sequence, Tuple
 
     from .operations import Facts
     from .recorder import Recorder
@@ -22,7 +22,9 @@ class Passing:
         "ins",
         "kind",
         "kwargs",
+        "lines",
         "notes",
+        "numbers",
         "out_paths",
         "outs",
         "paths",
@@ -44,11 +46,13 @@ class Passing:
         self.kwargs = kwargs
         self.kind = kind
         self.notes: Dict[str, Any] = {}
+        self.numbers: List[int] = []
         self.paths: List[str] = []
         self.tensors: List[Any] = []
         self.out_paths: List[str] = []
         self.outs: List[Any] = []
         self.ins: List[str] = []
+        self.lines: List[str] = []
 
     def before(self) -> None:
         """Read the inputs: the operation may change them."""
@@ -66,7 +70,10 @@ class Passing:
             elif type(value) in (list, tuple):
                 self._take(paths, tensors, "kw." + name, value)
         if tensors:
-            self.ins = self.recorder.entries(paths, tensors, self.notes)
+            number = self.recorder.memory.number
+            self.numbers = [number(tensor) for tensor in tensors]
+            if not self.facts.pure:
+                self.ins = self._entries(paths, tensors, self.numbers)
 
     def after(self, result: Any, place: Tuple[str, str]) -> None:
         """Read the outputs, follow their memory, write the event."""
@@ -85,16 +92,48 @@ class Passing:
         if outs and outs[0].device.type == "meta":
             return
         memory = recorder.memory
-        known = {memory.number(tensor) for tensor in self.tensors}
+        known = set(self.numbers)
+        extra = ""
         if facts.writes:
             self._note_writes()
         elif facts.view:
             notes["view"] = True
+            extra = '{"view":true}'
+        numbers = [memory.fresh(tensor, known) for tensor in outs]
         skipped: List[bool] = []
         if facts.empty or facts.non_blocking >= 0 or memory.unwritten:
-            skipped = self._incomplete(known)
-        lines = recorder.entries(paths, outs, notes, known, skipped) if outs else []
-        recorder.event("op", facts.name, place, self.ins, lines, notes=notes or None)
+            skipped = self._incomplete(numbers)
+        if facts.pure:
+            self._read_all(numbers, skipped)
+        elif outs:
+            self.lines = self._entries(paths, outs, numbers, skipped)
+        if len(notes) != 1:
+            extra = ""
+        recorder.event("op", facts.name, place, self.ins, self.lines, notes=notes, extra=extra)
+
+    def _read_all(self, numbers: List[int], skipped: List[bool]) -> None:
+        """Inputs and outputs at once: the inputs are what they were before."""
+        count = len(self.tensors)
+        if skipped:
+            skipped = [False] * count + skipped
+        lines = self._entries(
+            self.paths + self.out_paths,
+            self.tensors + self.outs,
+            self.numbers + numbers,
+            skipped,
+        )
+        self.ins, self.lines = lines[:count], lines[count:]
+
+    def _entries(
+        self,
+        paths: List[str],
+        tensors: List[Any],
+        numbers: List[int],
+        skipped: Sequence[bool] = (),
+    ) -> List[str]:
+        return self.recorder.numbered(
+            paths, tensors, numbers, self.notes, skipped=skipped, below=True
+        )
 
     def _take(self, paths: List[str], tensors: List[Any], path: str, values: Any) -> None:
         for number, part in enumerate(values):
@@ -119,12 +158,10 @@ class Passing:
                 self.outs.append(tensor)
         self.notes["writes"] = written
 
-    def _incomplete(self, known: Set[int]) -> List[bool]:
+    def _incomplete(self, numbers: List[int]) -> List[bool]:
         """Follow what was made empty, what was written, and what is still on its way."""
         memory, facts, outs, notes = self.recorder.memory, self.facts, self.outs, self.notes
-        numbers = [memory.fresh(tensor, known) for tensor in outs]
-        known.update(numbers)
-        if facts.empty or (facts.copies and notes.get("uninitialised")):
+        if facts.empty or (facts.copies and self._takes_garbage()):
             for tensor, number in zip(outs, numbers):
                 memory.made_empty(tensor, number)
         elif facts.overwrites:
@@ -138,6 +175,10 @@ class Passing:
                 notes["async"] = True
                 self._follow_copy(number)
         return skipped
+
+    def _takes_garbage(self) -> bool:
+        memory = self.recorder.memory
+        return any(map(memory.is_unwritten, self.tensors, self.numbers))
 
     def _follow_copy(self, number: int) -> None:
         """The copy is complete when the device has come as far as it is now.

@@ -145,7 +145,7 @@ class Recorder:
         """One JSON list for each tensor: path, digest, dtype, shape, layout, storage.
 
         notes: gets what the event must say of tensors that have no digest.
-        known: storages an output may share; given for outputs only. Of inputs, it is filled.
+        known: storages an output may share; given for outputs only.
         skipped: tensors that are not hashed; the caller says why.
         """
         memory = self.memory
@@ -153,28 +153,46 @@ class Recorder:
             numbers = [memory.number(tensor) for tensor in tensors]
         else:
             numbers = [memory.fresh(tensor, known) for tensor in tensors]
+        return self.numbered(paths, tensors, numbers, notes, skipped=skipped)
+
+    def numbered(
+        self,
+        paths: Sequence[str],
+        tensors: Sequence[Any],
+        numbers: Sequence[int],
+        notes: Dict[str, Any],
+        *,
+        skipped: Sequence[bool] = (),
+        below: bool = False,
+    ) -> List[str]:
+        """As `entries`, where the numbers of the storages are known.
+
+        below: the caller is below autograd, so that a copy costs and changes nothing.
+        """
+        memory = self.memory
         refused = None
-        if memory.unwritten or memory.flying or skipped or _any_on_device(tensors):
+        if memory.unwritten or memory.flying or skipped or self._has_devices():
             refused = self._refused(tensors, numbers, notes, skipped)
         if refused is None:
-            digests = self.hashing.many(list(tensors))
+            digests = self.hashing.many(_dense(tensors) if below else tensors)
         else:
             kept = [tensor for tensor, no in zip(tensors, refused) if not no]
-            found = iter(self.hashing.many(kept))
+            found = iter(self.hashing.many(_dense(kept) if below else kept))
             digests = [None if no else next(found) for no in refused]
-        lines = []
-        for at, tensor in enumerate(tensors):
-            text = digests[at]
+        lines: List[str] = []
+        for path, tensor, text, number in zip(paths, tensors, digests, numbers):
             if text is None:
                 shown = "null"
-                if refused is None or not refused[at]:
+                if refused is None or not refused[len(lines)]:
                     notes["why"] = self.hashing.why(tensor)
             else:
                 shown = '"' + text + '"'
-            lines.append(
-                '["%s",%s,%s,%d]' % (paths[at], shown, self._described(tensor), numbers[at])
-            )
+            lines.append('["%s",%s,%s,%d]' % (path, shown, self._described(tensor), number))
         return lines
+
+    def _has_devices(self) -> bool:
+        """Whether there may be tensors on a GPU."""
+        return bool(getattr(self.torch.cuda, "_initialized", True))
 
     def _refused(
         self,
@@ -232,9 +250,13 @@ class Recorder:
         outs: Sequence[str] = (),
         *,
         notes: Optional[Dict[str, Any]] = None,
+        extra: str = "",
         step: Optional[int] = None,
     ) -> None:
-        """Write one event. name: as JSON would have it, without the quotes."""
+        """Write one event.
+
+        name: as JSON would have it, without the quotes. extra: `notes` as JSON, where it is known.
+        """
         scope, phase = place
         number = self.step if step is None else step
         key = (kind, name, scope, phase, number)
@@ -242,10 +264,11 @@ class Recorder:
         self._counts[key] = count + 1
         thread = self.thread
         if not thread.main:
-            notes = dict(notes or {}, thread=thread.name)
+            notes, extra = dict(notes or {}, thread=thread.name), ""
         if thread.region is not None:
-            notes = dict(notes or {}, compiled=True, region=thread.region)
-        extra = ',"x":' + json.dumps(notes, separators=(",", ":")) if notes else ""
+            notes, extra = dict(notes or {}, compiled=True, region=thread.region), ""
+        if notes:
+            extra = ',"x":' + (extra or json.dumps(notes, separators=(",", ":")))
         order = self._order
         self._order = order + 1
         self.log.add(
@@ -297,13 +320,25 @@ class Recorder:
         self._order = 0
 
 
+def _dense(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors, those with gaps or another order as copies: below autograd that is cheap.
+
+    Digests are of values in the order of their indices, so a copy has the same one.
+    """
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            return [_copied(tensor) for tensor in tensors]
+    return tensors
+
+
+def _copied(tensor: Any) -> Any:
+    plain = tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
+    return tensor if plain else tensor.contiguous()
+
+
 def escaped(name: str) -> str:
     """`name` as it stands inside the quotes of JSON."""
     return json.dumps(name)[1:-1]
-
-
-def _any_on_device(tensors: Sequence[Any]) -> bool:
-    return any(tensor.is_cuda for tensor in tensors)
 
 
 def _sizes(sizes: Sequence[int], around: str) -> str:
