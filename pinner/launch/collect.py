@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 
 from pinner.compare.evidence import Emitter, RunEvidence, gather
 from pinner.launch.session_dir import SessionDir
+from pinner.lockfile.errors import LedgerError
 from pinner.lockfile.ledgers import (
     EvidenceRecord,
     FactsRecord,
     ProblemRecord,
     ProcessLedger,
+    join,
+    ledger_of,
     read_folder,
 )
 
@@ -102,13 +107,35 @@ def collect(session: SessionDir) -> Run:
     Processes come by rank, then by the time they began, so that a rank which was started again
     follows what it did before.
     """
-    ledgers = sorted(read_folder(session.ledger), key=_order)
+    ledgers = sorted(read_ledgers(session.path), key=_order)
     return Run(
         session=session,
         ledgers=tuple(ledgers),
         launchers=tuple(_launchers(session)),
         faults=tuple(_json(path) for path in _files(session.faults)),
     )
+
+
+def read_ledgers(session: Path) -> list[ProcessLedger]:
+    """The ledgers in a session's folder, with what cuBLASLt's interposer mapped beside them.
+
+    Raises `LedgerError` for a file that is damaged.
+    """
+    maps = _files(session / "cublaslt")
+    return join(read_folder(session / "ledger"), filter(None, map(_mapped, maps)))
+
+
+def _mapped(path: Path) -> ProcessLedger | None:
+    """What one process asked cuBLASLt; None where it was killed before it asked anything."""
+    if path.suffix != ".map":
+        return None
+    from pinner.inside.choosers.cublaslt import mapped
+
+    try:
+        lines = mapped.lines(os.fspath(path))
+    except (OSError, ValueError, struct.error) as error:
+        raise LedgerError(f"{path}: cannot read what cuBLASLt was asked: {error}") from error
+    return ledger_of(lines, os.fspath(path))
 
 
 def _order(ledger: ProcessLedger) -> tuple[bool, int, str, str, int]:

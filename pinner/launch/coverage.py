@@ -165,6 +165,7 @@ class _Met:
         self._forced: dict[Identity, list[str]] = {}
         self._cached: dict[Identity, list[str]] = {}
         self._others: dict[str, dict[str, dict[str, Any]]] = {}
+        self._contradictions: list[tuple[str, dict[str, Any]]] = []
         self._notes: dict[str, None] = {}
 
     def choice(self, process: str, record: ChoiceRecord) -> None:
@@ -194,7 +195,7 @@ class _Met:
         if locked.config_text == canonical(record.config):
             return True
         text = f"{who} decided {_config(record.config)}, the lock holds {_config(locked.config)}"
-        self._other("invalid", process, {**_chosen(record), "text": text})
+        self._contradictions.append((process, {**_chosen(record), "text": text}))
         return False
 
     def problem(self, process: str, record: ProblemRecord) -> None:
@@ -235,8 +236,13 @@ class _Met:
 
     def coverage(self) -> Coverage:
         rows = self.settings.rows(self._lock)
+        told = self._told()
+        for process, found in self._contradictions:
+            if _about(found) not in told:
+                self._other("invalid", process, found)
         for row in rows:
-            self._setting(row)
+            if (row.chooser, row.name, canonical(None)) not in told:
+                self._setting(row)
         locked = self._lock.entries
         forced, cached = self._forced, self._cached
         only_cached = cached.keys() - forced.keys()
@@ -254,6 +260,11 @@ class _Met:
         drifted = (f"drifted: {described(found)}" for found in entries["drifted"])
         return Coverage(entries, (*self._notes, *drifted), rows)
 
+    def _told(self) -> set[tuple[str, str, str]]:
+        """What choosers themselves reported as broken: it is counted once, in their words."""
+        fields = ("missed", "invalid", "unenforceable", "drifted")
+        return {_about(found) for name in fields for found in self._others.get(name, {}).values()}
+
     def _setting(self, row: Row) -> None:
         """Counts a setting that does not stand as in the lock; one that does is a row alone."""
         if row.state == "new":
@@ -265,6 +276,11 @@ class _Met:
         found = {"chooser": row.chooser, "setting": row.name, "value": row.value, "text": row.text}
         for process in row.processes:
             self._other(field, process, dict(found))
+
+
+def _about(found: Found) -> tuple[str, str, str]:
+    key = canonical(found.get("key"))
+    return str(found.get("chooser", "")), str(found.get("kernel", "")), key
 
 
 def _setting_field(row: Row, lock: Lock) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pinner.inside import VERSION
 from pinner.launch import judge, record, session_dir
+from pinner.launch.collect import read_ledgers
 from pinner.launch.record import Outcome
 from pinner.lockfile.conflicts import ConflictError, Rule
 from pinner.lockfile.errors import LedgerError
@@ -55,4 +55,4 @@ def _ledgers(folder: Path) -> list[ProcessLedger]:
     inner = folder / "ledger"
     if not folder.is_dir():
         raise LedgerError(f"{folder}: expected a folder of ledgers, found none")
-    return list(read_folder(os.fspath(inner if inner.is_dir() else folder)))
+    return read_ledgers(folder) if inner.is_dir() else list(read_folder(folder))

@@ -368,17 +368,17 @@ def _entries_text(entries: Iterable[EntryChange], wanted: Callable[[Part], bool]
 
 def _entry_text(entry: EntryChange) -> Iterator[str]:
     """A choice of Inductor's is the whole of it: both stand on the line of the operation."""
+    changes = entry.changes
     if entry.chooser == "inductor" and entry.worst == "config":
         both = f"{readable_named(entry.old)} → {readable_named(entry.new)}"
         yield f"  {place(entry.chooser, entry.kernel)}: {both}"
         yield f"    at {readable_named(entry.key)}".rstrip()
-        shared = entry.old.keys() & entry.new.keys()
+        if entry.old.keys() != entry.new.keys():  # not one kernel with other parameters
+            changes = tuple(each for each in changes if each[0] != "config")
     else:
         yield f"  {_choice_name(entry.chooser, entry.kernel, entry.key)}"
-        shared = None
-    for kind, change in entry.changes:
-        if shared is None or kind != "config" or change.name in shared:
-            yield f"    {_prefix(kind)}{change}"
+    for kind, change in changes:
+        yield f"    {_prefix(kind)}{change}"
 
 
 def _prefix(part: Part) -> str:

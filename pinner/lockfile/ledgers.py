@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pinner.inside.values import Encoded
@@ -141,21 +141,29 @@ Record = (
 
 @dataclass(frozen=True)
 class ProcessLedger:
-    """One process's ledger: who it was, and a way to go through the rest as often as wanted."""
+    """One process's ledger: who it was, and a way to go through the rest as often as wanted.
+
+    joined: what the same process left in other files.
+    """
 
     source: str
     process: ProcessRecord
     numbered: Callable[[], Iterator[tuple[int, Line]]]
+    joined: tuple[ProcessLedger, ...] = ()
 
     def lines(self) -> Iterator[Line]:
         """The lines after the first, as they are."""
-        return (line for number, line in self.numbered() if number > 1)
+        yield from (line for number, line in self.numbered() if number > 1)
+        for other in self.joined:
+            yield from other.lines()
 
     def records(self) -> Iterator[Record]:
         """The lines after the first, typed. Raises `LedgerError` at a damaged one."""
         for number, line in self.numbered():
             if number > 1:
                 yield _record(_Reader(line, f"{self.source}:{number}"))
+        for other in self.joined:
+            yield from other.records()
 
 
 def read_folder(folder: str | os.PathLike[str]) -> Iterator[ProcessLedger]:
@@ -173,6 +181,32 @@ def read_folder(folder: str | os.PathLike[str]) -> Iterator[ProcessLedger]:
 def read_ledger(path: str | os.PathLike[str]) -> ProcessLedger | None:
     """The ledger in a file; None if its process died before its first line was whole."""
     return _ledger(os.fspath(path), lambda: _lines_of(path))
+
+
+def join(ledgers: Iterable[ProcessLedger], others: Iterable[ProcessLedger]) -> list[ProcessLedger]:
+    """The ledgers with what the same process wrote elsewhere; what nobody claims stands alone.
+
+    A process is known by host and id. Where several ledgers have both (a program that replaced
+    itself by another), the last that began before the other file did is the one.
+    """
+    kept = list(ledgers)
+    for other in sorted(others, key=lambda each: each.process.time):
+        same = [
+            place
+            for place, ledger in enumerate(kept)
+            if _who(ledger.process) == _who(other.process)
+        ]
+        if not same:
+            kept.append(other)
+            continue
+        before = [place for place in same if kept[place].process.time <= other.process.time]
+        place = max(before or same, key=lambda each: kept[each].process.time)
+        kept[place] = replace(kept[place], joined=(*kept[place].joined, other))
+    return kept
+
+
+def _who(process: ProcessRecord) -> tuple[str, int]:
+    return process.host, process.pid
 
 
 def ledger_of(lines: Iterable[Line], source: str = "ledger") -> ProcessLedger | None:

@@ -90,6 +90,107 @@ def test_split_k_is_said_first_then_the_rest() -> None:
     ]
 
 
+# ---- the other choosers --------------------------------------------------------------------
+
+
+def _algos(old: dict[str, Any], new: dict[str, Any]) -> Diff:
+    return diff_locks(
+        locks.lock(cublaslt=(locks.problem(**old),)), locks.lock(cublaslt=(locks.problem(**new),))
+    )
+
+
+def test_of_an_algorithm_split_k_is_said_first_and_reduction_next() -> None:
+    """Case P14, in the words of cuBLASLt's attributes; the blob says nothing more."""
+    diff = _algos(
+        {"id": 66, "tile": 20, "stages": 35, "splitk": 4, "reduction": 0, "blob": "a" * 128},
+        {"id": 67, "tile": 18, "stages": 15, "splitk": 1, "reduction": 1, "blob": "b" * 128},
+    )
+    assert _lines(diff) == [
+        "choices that differ: 1",
+        "  cublaslt matmul  atype='bf16' m=64 n=64 transa=True",
+        "    SPLITK 4 → 1",
+        "    REDUCTION NONE → INPLACE",
+        "    STAGES 35 → 15",
+        "    TILE 20 → 18",
+        "    ID 66 → 67",
+    ]
+    assert diff.can_change_bits
+
+
+def test_a_blob_that_alone_differs_is_said() -> None:
+    diff = _algos({"blob": "a" * 128}, {"blob": "b" * 128})
+    assert [change.name for _, change in diff.entries[0].changes] == ["BLOB"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "word"), [(0, "NONE"), (2, "COMPUTE_TYPE"), (4, "OUTPUT_TYPE"), (64, "64")]
+)
+def test_reduction_schemes_have_their_names(scheme: int, word: str) -> None:
+    diff = _algos({"reduction": 1}, {"reduction": scheme})
+    assert str(diff.entries[0].changes[0][1]) == f"REDUCTION INPLACE → {word}"
+
+
+def test_an_operation_is_named_with_both_choices_on_its_line() -> None:
+    """Case P17."""
+    old = locks.operation("gemm:packed_linear", config={"backend": "extern", "kernel": "linear"})
+    new = replace(old, config={"backend": "cpp", "template": "packed"}, alternatives=3)
+    diff = diff_locks(locks.lock(inductor=(old,)), locks.lock(inductor=(new,)))
+    assert _lines(diff) == [
+        "choices that differ: 1",
+        "  inductor gemm:packed_linear: backend='extern' kernel='linear' → "
+        "backend='cpp' template='packed'",
+        "    at dtype='float32' m=64",
+        "    alternatives 2 → 3",
+    ]
+    assert diff.as_json()["entries"][0]["chooser"] == "inductor"
+
+
+def test_an_operation_whose_kernel_stayed_says_which_parameter_changed() -> None:
+    configs = [{"backend": "triton", "template": "mm", "SPLIT_K": split} for split in (4, 1)]
+    entries = [locks.operation(config=config) for config in configs]
+    diff = diff_locks(*(locks.lock(inductor=(entry,)) for entry in entries))
+    assert _lines(diff)[-1] == "    SPLIT_K 4 → 1"
+
+
+def test_of_a_generated_kernel_the_reduction_is_said_before_the_rest() -> None:
+    old = {"XBLOCK": 8, "R0_BLOCK": 64, "num_warps": 4, "num_stages": 1}
+    new = {"XBLOCK": 1, "R0_BLOCK": 128, "num_warps": 8, "num_stages": 2}
+    entries = [locks.operation("triton:k", config=config) for config in (old, new)]
+    (change,) = diff_locks(*(locks.lock(inductor=(entry,)) for entry in entries)).entries
+    names = [field.name for _, field in change.changes]
+    assert names == ["R0_BLOCK", "XBLOCK", "num_warps", "num_stages"]
+
+
+def test_split_k_of_any_chooser_comes_before_other_changes() -> None:
+    old, new = (
+        locks.lock(
+            locks.entry(config={"BT": value}),
+            inductor=(locks.operation(config={"BLOCK_M": value}),),
+            cublaslt=(locks.problem(splitk=value),),
+        )
+        for value in (1, 2)
+    )
+    order = [entry.chooser for entry in diff_locks(old, new).entries]
+    assert order == ["cublaslt", "inductor", "triton"]
+
+
+def test_settings_that_differ_are_listed() -> None:
+    old = locks.lock(settings=(locks.setting(), locks.setting("gone"), locks.setting("same")))
+    new = locks.lock(
+        settings=(locks.setting(value="Tree", held="forced", note="x"), locks.setting("same"))
+    )
+    diff = diff_locks(old, new)
+    assert _lines(diff) == [
+        "settings that differ: 4",
+        "  nccl NCCL_ALGO Ring → Tree",
+        "  nccl NCCL_ALGO (held) recorded → forced",
+        "  nccl gone Ring → (none)",
+        "  nccl gone (held) recorded → (none)",
+    ]
+    assert diff.can_change_bits
+    assert len(diff.as_json()["settings"]) == 4
+
+
 def test_a_choice_whose_split_changed_is_said_before_other_choices() -> None:
     sizes = {1: {"BT": 1}, 2: {"SPLITK": 1}, 3: {"num_stages": 1}}
     old = locks.lock(*(locks.entry(size, config=config) for size, config in sizes.items()))

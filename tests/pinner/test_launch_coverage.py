@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pinner.launch import participation
 from pinner.launch.coverage import FIELDS, cover
 from pinner.lockfile.ledgers import ProcessLedger, ProcessRecord, ledger_of
-from pinner.lockfile.schema import Entry, Lock, Run
+from pinner.lockfile.schema import Entry, Lock, Run, Setting
 
 SOURCE = "sha256:aa"
 
@@ -133,6 +134,165 @@ def test_the_report_has_the_counts_and_what_is_behind_them() -> None:
     assert {name: len(report["entries"][name]) for name in FIELDS} == {
         name: report[name] for name in FIELDS
     }
+
+
+# ---- the other choosers --------------------------------------------------------------------
+
+OPERATION = {"chooser": "inductor", "kernel": "gemm:mm", "source": ""}
+
+
+def operation(n: Any, block: int = 32) -> Entry:
+    return Entry("inductor", "gemm:mm", "", {"n": n}, {"BLOCK": block}, alternatives=3)
+
+
+def locked(*operations: Entry, **parts: Any) -> Lock:
+    return replace(lock(), inductor=operations, **parts)
+
+
+def test_choices_of_all_choosers_are_counted_together() -> None:
+    made = replace(lock(entry(1)), inductor=(operation(1), operation(2)))
+    ledger = process(
+        choice(1, "forced"), choice(1, "forced", **OPERATION), choice(2, "cached", **OPERATION)
+    )
+    found = cover(made, [ledger])
+    assert counts(made, ledger) == {"locked": 3, "used": 2, "cached": 1}
+    assert [each["chooser"] for each in found.entries["used"]] == ["triton", "inductor"]
+    assert found.closing()[1:] == ("triton: 1 of 1 used", "inductor: 1 of 2 used, 1 cached")
+
+
+def test_a_run_of_triton_alone_is_closed_by_one_line() -> None:
+    assert len(cover(lock(entry(1)), [process(choice(1, "forced"))]).closing()) == 1
+
+
+def test_a_heuristic_that_answers_as_locked_is_used() -> None:
+    made = locked(operation(1))
+    assert counts(made, process(choice(1, "heuristic", **OPERATION))) == {"locked": 1, "used": 1}
+
+
+@pytest.mark.parametrize("how", ["heuristic", "cached"])
+def test_what_decides_otherwise_than_the_lock_is_invalid(how: str) -> None:
+    found = cover(locked(operation(1)), [process(choice(1, how, 64, **OPERATION))])
+    (broken,) = found.entries["invalid"]
+    assert "decided (BLOCK=64), the lock holds (BLOCK=32)" in broken["text"]
+    assert (found.count("used"), found.count("cached"), found.count("unused")) == (0, 0, 1)
+    assert found.broken("fallback") == ("invalid",)
+
+
+def test_a_break_that_the_chooser_named_itself_is_counted_once() -> None:
+    told = problem("bypass", key={"n": 1}, **{**OPERATION, "source": ""})
+    ledger = process(told, choice(1, "cached", 64, **OPERATION))
+    found = counts(locked(operation(1)), ledger)
+    assert found == {"locked": 1, "unused": 1, "unenforceable": 1}
+
+
+def test_what_is_not_in_the_lock_is_never_silent() -> None:
+    """Case P11: by a heuristic it was decided by rule; a cache may hold anything."""
+    ledger = process(choice(1, "heuristic", **OPERATION), choice(2, "cached", **OPERATION))
+    found = cover(locked(), [ledger])
+    assert (found.count("fallback"), found.count("unenforceable")) == (1, 1)
+    (line,) = found.closing()[-1:]
+    assert line.startswith("not enforceable: inductor gemm:mm n=2: a compile cache decided it")
+
+
+def test_a_decision_past_the_chooser_has_a_line_of_its_own() -> None:
+    told = problem("bypass", "mapped, and no call was seen", chooser="cublaslt", kernel="matmul")
+    ledgers = [process(told), process(told, rank=1)]
+    assert cover(lock(), ledgers).closing()[1:] == (
+        "cublaslt: 1 not enforceable",
+        "not enforceable: cublaslt matmul: mapped, and no call was seen",
+    )
+
+
+def test_an_equal_miss_of_two_choosers_is_two() -> None:
+    ledger = process(choice(1, "fallback"), choice(1, "fallback", chooser="inductor"))
+    assert counts(lock(), ledger) == {"fallback": 2}
+
+
+class TestSettings:
+    """The switches of other libraries: held, differing, not enforceable, new."""
+
+    def line(self, value: Any = "Ring", held: str = "recorded", **more: Any) -> dict[str, Any]:
+        line = {"t": "setting", "chooser": "nccl", "name": "ALGO", "value": value, "held": held}
+        return {**line, "text": "why", **more}
+
+    def lock(self, held: Any = "recorded", value: Any = "Ring") -> Lock:
+        return replace(lock(), settings=(Setting("nccl", "ALGO", value, held, "noted"),))
+
+    def row(self, made: Lock, *ledgers: ProcessLedger) -> dict[str, Any]:
+        (row,) = cover(made, ledgers).report()["settings"]
+        found: dict[str, Any] = row
+        return found
+
+    @pytest.mark.parametrize("held", ["forced", "recorded"])
+    def test_one_that_stands_as_locked_is_held(self, held: str) -> None:
+        ledger = process(self.line(held=held))
+        assert self.row(self.lock(held), ledger)["state"] == "held"
+        assert counts(self.lock(held), ledger) == {}
+        assert cover(self.lock(held), [ledger]).closing()[1:] == ("nccl: 1 setting held",)
+
+    def test_one_of_a_library_that_was_idle_has_no_row(self) -> None:
+        assert cover(self.lock(), [process()]).settings == ()
+
+    @pytest.mark.parametrize(("held", "field"), [("forced", "invalid"), ("recorded", "drifted")])
+    def test_one_that_differs_is_named_with_both_values(self, held: str, field: str) -> None:
+        ledger = process(self.line("Tree", held))
+        row = self.row(self.lock(held), ledger)
+        assert (row["state"], row["locked"], row["value"]) == ("differs", "Ring", "Tree")
+        found = cover(self.lock(held), [ledger])
+        assert [each["setting"] for each in found.entries[field]] == ["ALGO"]
+        assert "'Ring', found 'Tree'" in found.broken_text(field)
+        assert found.broken("error") == (field,)
+        assert ("drifted: nccl ALGO" in found.notes[0]) if held == "recorded" else True
+
+    def test_one_rank_that_differs_is_told_apart(self) -> None:
+        ledgers = [
+            process(self.line(value), rank=rank) for rank, value in enumerate(("Ring", "Tree"))
+        ]
+        rows = cover(self.lock(), ledgers).settings
+        assert [(row.state, row.processes) for row in rows] == [
+            ("held", ("rank 0",)),
+            ("differs", ("rank 1",)),
+        ]
+
+    def test_ranks_that_differed_in_the_recording_may_differ_again(self) -> None:
+        made = self.lock(value="'Ring' | 'Tree'")
+        ledgers = [process(self.line("Tree")), process(self.line("Ring"), rank=1)]
+        assert counts(made, *ledgers) == {}
+        assert counts(made, process(self.line("CollNet"))) == {"drifted": 1}
+
+    def test_one_that_the_chooser_could_not_set_is_counted_once(self) -> None:
+        told = problem("invalid", "the program has Tree", chooser="nccl", kernel="ALGO")
+        assert counts(self.lock("forced"), process(told, self.line("Tree", "forced"))) == {
+            "invalid": 1
+        }
+
+    def test_a_forced_one_that_nothing_holds_here_is_invalid(self) -> None:
+        assert counts(self.lock("forced"), process(self.line(held="no"))) == {"invalid": 1}
+
+    @pytest.mark.parametrize("locked", ["recorded", "no", None])
+    def test_one_that_nothing_holds_is_not_enforceable(self, locked: str | None) -> None:
+        made = lock() if locked is None else self.lock(locked)
+        found = cover(made, [process(self.line(held="no"))])
+        assert found.settings[0].state == "not enforceable"
+        assert found.closing()[-1] == "not enforceable: nccl ALGO: why"
+
+    def test_one_that_the_lock_does_not_know_is_new_and_said(self) -> None:
+        found = cover(lock(), [process(self.line())])
+        assert found.settings[0].state == "new"
+        assert found.notes == ("nccl ALGO = 'Ring': active here and not in the lock: record again",)
+        assert found.broken("error") == ()
+
+    def test_a_switch_that_pinner_sets_otherwise_than_when_recording_drifted(self) -> None:
+        made = replace(lock(), policy={"inductor.deterministic": False})
+        switch = self.line(True, "set", chooser="inductor", name="deterministic")
+        found = cover(made, [process(switch)])
+        (drifted,) = found.entries["drifted"]
+        assert drifted["text"] == (
+            "the lock was recorded with inductor.deterministic = false, this pinner sets true"
+        )
+        same = {**switch, "value": False}
+        assert cover(made, [process(same)]).settings[0].state == "held"
+        assert cover(lock(), [process(same)]).settings[0].state == "new"
 
 
 def test_a_large_lock_is_covered_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -176,6 +177,96 @@ def test_what_is_not_in_the_schema_is_refused_with_its_field_and_line(
     assert str(caught.value).startswith("my.lock.toml:")
 
 
+# The same for the tables of the other choosers.
+BROKEN_OTHERS = [
+    ('kernel = "gemm:addmm"', "kernel = 1", "expected a string", "kernel"),
+    ('kernel = "gemm:addmm"', 'kernel = "gemm:addmm"\nblob = "ab"', "unknown field", "blob"),
+    ('source = "sha256:e', 'source = "sha256:E', "64 hexadecimal digits", "source"),
+    ("m = 64", "m = 32", "the same kernel, source and key as entry 1", "key"),
+    ("m = 64, n = 64", "m = 32, n = 64", "the same problem as entry 1", "problem"),
+    ("problem = ", "key = ", "expected a table, found no such field", "problem"),
+    ("algo = {", 'algo = { blob = "ab",', "found it among them", "algo"),
+    ("algo = {", "algo = { x = 1979-05-27,", "found a date", "algo"),
+    ('blob = "ab', 'blob = "', "expected 128 hexadecimal digits, found a string", "blob"),
+    ('blob = "ab', 'blob = "AB', "expected 128 hexadecimal digits", "blob"),
+    ("alternatives = 8", "alternatives = 0", "at least 1, found 0", "alternatives"),
+    ('value = "Ring"\n', "", "expected a value, found no such field", "value"),
+    ('value = "Ring"', "value = { rank = 3 }", "found the names rank", "value"),
+    ('held = "forced"', 'held = "force"', "one of forced, recorded, no; found 'force'", "held"),
+    ('name = "NCCL_PROTO"', 'name = "NCCL_ALGO"', "same chooser and name as entry 2", "name"),
+    ('name = "NCCL_PROTO"', 'name = "NCCL_PROTO"\nrank = 1', "unknown field", "rank"),
+    (
+        "entries = 10",
+        "entries = 11",
+        r"expected 11 \[\[triton\]\] \+ \[\[inductor\]\] \+ \[\[cublaslt\]\] \+ "
+        r"\[\[setting\]\] tables, found 10",
+        "entries",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says", "field"), BROKEN_OTHERS)
+def test_what_is_not_in_the_schema_of_the_others_is_refused_too(
+    old: str, new: str, says: str, field: str
+) -> None:
+    head, others = EVERY[: EVERY.index("[[inductor]]\n")], EVERY[EVERY.index("[[inductor]]\n") :]
+    assert old in others
+    broken = head + others.replace(old, new, 1)
+    with pytest.raises(LockError, match=says) as caught:
+        loads(broken, "my.lock.toml")
+    assert caught.value.field == field
+    assert caught.value.line is not None
+    assert caught.value.line > head.count("\n")
+
+
+def test_a_lock_of_triton_alone_reads_as_before_there_were_others() -> None:
+    """The digest is of this lock as the version before them wrote it."""
+    before = "af550f260d8fecb9560d0465b8cd6ab5d8e394718d8b68277345fdd03bdb8c80"
+    assert hashlib.sha256(FULL.encode()).hexdigest() == before
+
+
+def test_the_form_of_the_other_choosers_entries() -> None:
+    text = dumps(
+        locks.lock(
+            inductor=(locks.operation(config={"backend": "extern", "kernel": "addmm"}),),
+            cublaslt=(locks.problem(splitk=4),),
+            settings=(locks.setting(note="in force"),),
+        )
+    )
+    assert text.endswith(
+        "[[inductor]]\n"
+        'kernel = "gemm:addmm"\n'
+        'key = { dtype = "float32", m = 64 }\n'
+        'config = { backend = "extern", kernel = "addmm" }\n'
+        "alternatives = 2\n"
+        "\n"
+        "[[cublaslt]]\n"
+        'problem = { atype = "bf16", m = 64, n = 64, transa = true }\n'
+        "algo = { cluster = 0, custom = 0, id = 66, inner = 0, reduction = 0, splitk = 4, "
+        "stages = 35, swizzle = 0, tile = 20, workspace = 0 }\n"
+        f'blob = "{"ab" * 64}"\n'
+        "alternatives = 8\n"
+        "\n"
+        "[[setting]]\n"
+        'chooser = "nccl"\n'
+        'name = "NCCL_ALGO"\n'
+        'value = "Ring"\n'
+        'held = "recorded"\n'
+        'note = "in force"\n'
+        "\n"
+        "[end]\n"
+        "entries = 3\n"
+    )
+    assert "[end] counts all these tables." in text
+
+
+def test_an_error_of_syntax_in_another_section_names_its_entry() -> None:
+    broken = EVERY.replace('name = "NCCL_PROTO"', 'name == "NCCL_PROTO"')
+    with pytest.raises(LockError, match="expected TOML") as caught:
+        loads(broken, "x")
+    assert caught.value.entry == "[[setting]] entry 3"
+
+
 def test_an_error_names_the_line_and_the_entry() -> None:
     broken = FULL.replace("N = 64", "N = 1979-05-27")
     with pytest.raises(LockError) as caught:
@@ -271,6 +362,25 @@ def _with(stream: StreamRecord) -> Lock:
         (locks.lock(locks.entry(key={"N": {"a": 1}})), "expected { none = true }"),
         (locks.lock(stack=Stack({"a": [1]}, {})), "string, number or boolean"),  # type: ignore[dict-item]
         (locks.lock(version=2), "expected at most 1"),
+        (locks.lock(locks.operation()), "expected entries of triton .* found one of inductor"),
+        (locks.lock(inductor=(locks.entry(),)), "expected entries of inductor"),
+        (locks.lock(inductor=(locks.operation(), locks.operation())), "keep one"),
+        (
+            locks.lock(cublaslt=(replace(locks.problem(), kernel="mm"),)),
+            "expected a problem of kernel 'matmul'",
+        ),
+        (
+            locks.lock(cublaslt=(replace(locks.problem(), options={"a": 1}),)),
+            "without source, code and options",
+        ),
+        (
+            locks.lock(cublaslt=(replace(locks.problem(), config=locks.ALGO),)),
+            "with a blob",
+        ),
+        (locks.lock(cublaslt=(locks.problem(blob="ab"),)), "128 hexadecimal digits"),
+        (locks.lock(settings=(locks.setting(value={"a": 1}),)), "expected { none = true }"),
+        (locks.lock(settings=(locks.setting(held="set"),)), "expected one of forced"),
+        (locks.lock(settings=(locks.setting(), locks.setting(value=1))), "keep one"),
     ],
 )
 def test_a_lock_that_could_not_be_read_back_is_not_written(lock: Lock, says: str) -> None:

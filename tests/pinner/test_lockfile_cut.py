@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from tests import locks
 # Twelve entries, so that a cut count ("1") is a number too; no fallback behind the last ones.
 MANY = dumps(locks.full_lock(range(12)))
 PLAIN = dumps(locks.lock(*(locks.entry(size) for size in range(12))))
+# The tables of the other choosers, ten of them, and none of Triton's before them.
+OTHERS = dumps(replace(locks.every_chooser(range(3)), triton=(), fallbacks=()))
 
 
 def _line_at(data: bytes, offset: int) -> int:
@@ -25,7 +29,9 @@ def _line_at(data: bytes, offset: int) -> int:
     return data.count(b"\n", 0, max(offset - 1, 0)) + 1
 
 
-@pytest.mark.parametrize("text", [MANY, PLAIN], ids=["every field", "required fields only"])
+@pytest.mark.parametrize(
+    "text", [MANY, PLAIN, OTHERS], ids=["every field", "required fields only", "other choosers"]
+)
 def test_a_cut_at_every_byte_offset_is_refused_and_named(tmp_path: Path, text: str) -> None:
     data = text.encode()
     path = tmp_path / "pinner.lock.toml"
@@ -41,7 +47,9 @@ def test_a_cut_at_every_byte_offset_is_refused_and_named(tmp_path: Path, text: s
         assert 1 <= error.line <= _line_at(data, offset) + 1
 
 
-@pytest.mark.parametrize("text", [MANY, PLAIN], ids=["every field", "required fields only"])
+@pytest.mark.parametrize(
+    "text", [MANY, PLAIN, OTHERS], ids=["every field", "required fields only", "other choosers"]
+)
 def test_a_cut_that_an_editor_closed_with_a_newline_is_refused(text: str) -> None:
     for offset in range(len(text) - 1):
         with pytest.raises(LockError):
@@ -68,12 +76,27 @@ def test_an_entry_that_is_lost_from_the_middle_is_missed() -> None:
             loads(text, "x")
 
 
+def test_an_entry_of_any_chooser_that_is_lost_is_missed() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    text = dumps(locks.every_chooser(range(4)))
+    parts = re.split(
+        r"(?=^\[\[(?:triton|inductor|cublaslt|setting)\]\]$)", text, flags=re.MULTILINE
+    )
+    assert len(parts) == 1 + 4 + 5 + 4 + 3
+    last_of_triton = 4  # its fallback goes with it
+    lost = random.Random(seed).choice([n for n in range(1, len(parts) - 1) if n != last_of_triton])
+    with pytest.raises(LockError, match=r"expected 16 .* found 15"):
+        loads("".join(parts[:lost] + parts[lost + 1 :]), "x")
+
+
 def test_the_whole_file_is_read() -> None:
     assert len(loads(MANY, "x").triton) == len(loads(PLAIN, "x").triton) == 12
+    assert loads(OTHERS, "x").count == 10
 
 
 def test_pins_that_were_cut_at_any_byte_are_refused_by_the_process(tmp_path: Path) -> None:
-    text = pins_text(locks.full_lock(), "sha256:1")
+    text = pins_text(locks.every_chooser((1,)), "sha256:1")
     path = tmp_path / "pins.json"
     path.write_text(text, encoding="ascii")
     for offset in reversed(range(len(text) - 1)):  # the newline is no part of the object

@@ -19,6 +19,8 @@ from pinner.lockfile.ledgers import (
     ProblemRecord,
     ProcessLedger,
     Record,
+    SettingRecord,
+    join,
     ledger_of,
     read_folder,
     read_ledger,
@@ -49,6 +51,7 @@ LINES: list[dict[str, Any]] = [
     },
     locks.code_line(CONFIG, "0" * 16, "sha256:ab", options={"enable_fp_fusion": True}),
     {"t": "evidence", "stream": "loss", "step": 1, "digest": "sha256:1", "what": {"shape": []}},
+    locks.setting_line(value={"none": True}),
     {"t": "end", "time": "2026-01-02T03:04:05Z"},
 ]
 
@@ -67,7 +70,7 @@ def test_each_kind_of_line_is_a_record(tmp_path: Path) -> None:
     path = locks.write_ledger(tmp_path, "a", LINES)
     ledger = _read(path)
     assert (ledger.process.name, ledger.process.world) == ("rank 3", 8)
-    facts, choice, problem, code, evidence, end = ledger.records()
+    facts, choice, problem, code, evidence, setting, end = ledger.records()
     assert facts == FactsRecord({"torch": "2.13.0", "sm_count": 132})
     assert choice == ChoiceRecord(
         chooser="triton",
@@ -93,6 +96,7 @@ def test_each_kind_of_line_is_a_record(tmp_path: Path) -> None:
         options={"enable_fp_fusion": True},
     )
     assert evidence == EvidenceRecord("loss", 1, "sha256:1", {"shape": []})
+    assert setting == SettingRecord("nccl", "NCCL_ALGO", {"none": True}, "recorded", "why")
     assert end == EndRecord("2026-01-02T03:04:05Z")
 
 
@@ -100,6 +104,29 @@ def test_records_and_lines_can_be_gone_through_again(tmp_path: Path) -> None:
     ledger = _read(locks.write_ledger(tmp_path, "a", LINES))
     assert list(ledger.records()) == list(ledger.records())
     assert list(ledger.lines()) == LINES[1:]
+
+
+def test_what_a_process_left_in_another_file_follows_its_ledger() -> None:
+    begun = [locks.process_line(rank, time=f"2026-01-02T03:04:0{rank}Z") for rank in (0, 1)]
+    main = [ledger_of([line, locks.choice_line(KEY, CONFIG)]) for line in begun]
+    mapped = ledger_of([{**begun[1], "time": ""}, locks.choice_line({"N": 1}, CONFIG)])
+    alone = ledger_of([locks.process_line(2), locks.choice_line({"N": 2}, CONFIG)])
+    joined = join([each for each in main if each], [each for each in (alone, mapped) if each])
+    sizes = [
+        [record.key["N"] for record in ledger.records() if isinstance(record, ChoiceRecord)]
+        for ledger in joined
+    ]
+    assert sizes == [[64], [64, 1], [2]]
+    assert [line["key"]["N"] for line in joined[1].lines()] == [64, 1]
+
+
+def test_of_two_programs_of_one_process_the_later_one_left_the_file() -> None:
+    """A program that replaced itself by another (exec) has the id of the first."""
+    times = ("03:00", "04:00", "05:00")
+    programs = [ledger_of([locks.process_line(0, time=f"2026-01-02T{each}")]) for each in times]
+    mapped = ledger_of([locks.process_line(0, time="2026-01-02T04:30"), *LINES[-1:]])
+    joined = join([each for each in programs if each], [mapped] if mapped else [])
+    assert [len(each.joined) for each in joined] == [0, 1, 0]
 
 
 def test_a_process_without_a_rank_goes_by_its_id() -> None:
@@ -160,6 +187,30 @@ def test_a_line_with_wrong_fields_names_file_line_and_field(
     with pytest.raises(LedgerError, match=says) as caught:
         _records(path)
     assert str(caught.value).startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"held": "maybe"}, "held: expected one of set, forced, recorded, no, found a string"),
+        ({"held": None}, "held: expected a string"),
+        ({"name": 1}, "setting line: name: expected a string"),
+    ],
+)
+def test_a_setting_with_wrong_fields_is_refused_too(change: dict[str, Any], says: str) -> None:
+    ledger = ledger_of([LINES[0], {**locks.setting_line(), **change}], "file")
+    assert ledger is not None
+    with pytest.raises(LedgerError, match=says):
+        list(ledger.records())
+
+
+def test_a_setting_without_a_value_says_so() -> None:
+    line = locks.setting_line()
+    del line["value"]
+    ledger = ledger_of([LINES[0], line], "file")
+    assert ledger is not None
+    with pytest.raises(LedgerError, match="file:2: setting line: value: expected a value"):
+        list(ledger.records())
 
 
 def test_a_ledger_must_begin_with_its_process(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +82,66 @@ def test_the_file_is_one_line_and_read_by_the_processes(tmp_path: Path) -> None:
     assert path.read_text(encoding="ascii").count("\n") == 1
     read = pins.read(str(path))
     assert (read.lock, read.sealed, sorted(read.triton)) == ("sha256:1", True, [locks.KERNEL])
+
+
+def test_an_operation_of_inductor_has_all_a_process_needs() -> None:
+    operation = locks.operation(source=locks.SOURCE, options={"fast": True})
+    compiled = compile_pins(locks.lock(inductor=(operation,)), "sha256:1")["inductor"]
+    assert compiled == {
+        "gemm:addmm": {
+            "entries": [
+                {
+                    "source": locks.SOURCE,
+                    "key": canonical(operation.key),
+                    "key_names": operation.key,
+                    "config": {"choice": "aten"},
+                    "alternatives": 2,
+                    "code": [],
+                    "specs": [],
+                    "options": {"fast": True},
+                }
+            ]
+        }
+    }
+
+
+def test_the_digest_of_inductors_part_changes_with_it_alone() -> None:
+    def digest(**parts: Any) -> str:
+        made: str = compile_pins(locks.lock(locks.entry(), **parts), "sha256:1")["inductor_digest"]
+        return made
+
+    assert digest() == "sha256:" + hashlib.sha256(b"{}").hexdigest()
+    assert digest() == digest(settings=(locks.setting(),), cublaslt=(locks.problem(),))
+    one, other = (locks.operation(config={"choice": name}) for name in ("aten", "cpp"))
+    assert len({digest(), digest(inductor=(one,)), digest(inductor=(other,))}) == 3
+
+
+def test_problems_settings_and_policy_come_along(tmp_path: Path) -> None:
+    lock = replace(locks.every_chooser((64,)), policy={"inductor.deterministic": False})
+    path = tmp_path / "pins.json"
+    write_pins(path, lock, "sha256:1")
+    read = pins.read(str(path))
+    (problem,) = read.cublaslt
+    assert problem == {"problem": locks.problem(64).key, "algo": locks.ALGO, "blob": "ab" * 64}
+    assert read.settings == [
+        {"chooser": "cudnn", "name": "benchmark", "value": True, "held": "no"},
+        {"chooser": "nccl", "name": "NCCL_ALGO", "value": "Ring", "held": "forced"},
+        {"chooser": "nccl", "name": "NCCL_PROTO", "value": {"none": True}, "held": "recorded"},
+    ]
+    assert read.policy == {"inductor.deterministic": False}
+    assert sorted(read.inductor) == ["gemm:addmm", "triton:triton_red_fused_0"]
+
+
+def test_a_chooser_asks_for_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pins.json"
+    write_pins(path, locks.every_chooser((64,)), "sha256:1")
+    monkeypatch.setattr(pins, "load", lambda: pins.read(str(path)))
+    assert [each["name"] for each in pins.settings_of("nccl")] == ["NCCL_ALGO", "NCCL_PROTO"]
+    assert pins.settings_of("sdpa") == []
+    record = pins.inductor_kernel("gemm:addmm")
+    assert record is not None
+    assert len(record["entries"]) == 1
+    assert pins.inductor_kernel("gemm:mm") is None
 
 
 def test_pins_that_cannot_be_written_are_a_lock_error(tmp_path: Path) -> None:

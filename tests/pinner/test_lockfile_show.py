@@ -53,6 +53,34 @@ def test_all_of_it_has_the_stack_and_one_line_a_choice() -> None:
     )
 
 
+def test_every_chooser_and_every_setting_has_its_rows() -> None:
+    lock = locks.every_chooser((64,))
+    lines = show(lock).splitlines()
+    assert lines[4:8] == [
+        "choices:  1 of 1 kernels, 1 decided by timing",
+        "inductor: 2 of 2 kernels",
+        "cublaslt: 1 problems",
+        "settings: 3 (1 forced, 1 recorded only, 1 not enforceable)",
+    ]
+    start = lines.index("inductor gemm:addmm")
+    assert lines[start:] == [
+        "inductor gemm:addmm",
+        "  dtype='float32' m=64 → choice='aten'  (of 2)",
+        "inductor triton:triton_red_fused_0",
+        "  dtype='float32' m=64 → R0_BLOCK=64 XBLOCK=8 num_warps=4  (of 2, 1 machine codes)"
+        "  # größer",
+        "cublaslt matmul",
+        "  atype='bf16' m=64 n=64 transa=True → cluster=0 custom=0 id=66 inner=0 reduction=0 "
+        "splitk=1 stages=35 swizzle=0 tile=20 workspace=0  (of 8)  # seen on 2 ranks",
+        "settings:",
+        "  cudnn benchmark = True  (not enforceable)  # switch it off",
+        "  nccl NCCL_ALGO = 'Ring'  (forced)",
+        "  nccl NCCL_PROTO = None  (recorded only)  # in force; cannot be set",
+    ]
+    made = as_json(lock)
+    assert (made["entries"], len(made["inductor"]), len(made["settings"])) == (7, 2, 3)
+
+
 def test_a_choice_without_a_key_is_for_any_call() -> None:
     assert "  any call → BT=32 num_warps=4 num_stages=3  (of 1)" in show(
         locks.lock(locks.entry(key={}, alternatives=1))
@@ -71,6 +99,15 @@ def test_a_good_lock_has_no_findings() -> None:
     assert findings(locks.full_lock()) == ()
 
 
+def test_a_lock_of_other_choosers_alone_is_not_without_choices() -> None:
+    for parts in (
+        {"inductor": (locks.operation(),)},
+        {"settings": (locks.setting(held="forced"),)},
+    ):
+        assert findings(locks.lock(**parts)) == ()
+    assert findings(locks.lock(settings=(locks.setting(held="recorded"),)))
+
+
 GOOD = locks.full_lock()
 
 
@@ -86,6 +123,10 @@ GOOD = locks.full_lock()
         (
             replace(GOOD, triton=(*GOOD.triton, locks.entry(1, source="s:2"))),
             f"{locks.KERNEL}: entries of 2 sources",
+        ),
+        (
+            replace(GOOD, settings=(locks.setting(held="no", note="switch it off"),)),
+            "nccl NCCL_ALGO: was active and nothing holds it: switch it off",
         ),
     ],
 )

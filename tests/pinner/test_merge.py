@@ -409,6 +409,168 @@ def test_the_choice_of_a_chooser_nobody_knows_is_refused_by_name() -> None:
     assert "choices of tvm cannot be locked" in str(draft.problems[0])
 
 
+# ---- the other choosers --------------------------------------------------------------------
+
+
+def _operation(size: int, choice: str, **fields: Any) -> dict[str, Any]:
+    entry = locks.operation(size=size)
+    config = {"choice": choice}
+    given = {"chooser": "inductor", "kernel": entry.kernel, "source": "", "how": "cached"}
+    return locks.choice_line(entry.key, config, **{**given, **fields})
+
+
+def _problem(m: int, **algo: Any) -> dict[str, Any]:
+    entry = locks.problem(m, **algo)
+    given = {"chooser": "cublaslt", "kernel": "matmul", "source": "", "how": "heuristic"}
+    return locks.choice_line(entry.key, entry.config, alternatives=8, **given)
+
+
+def test_choices_of_every_chooser_come_into_one_lock() -> None:
+    draft = _draft(
+        locks.ledger(
+            locks.choice_line({"N": 0}, _config(0)),
+            _operation(64, "aten"),
+            locks.code_line(
+                {"choice": "aten"},
+                "a" * 16,
+                locks.digest("1"),
+                chooser="inductor",
+                kernel="gemm:addmm",
+                source="",
+            ),
+            locks.code_line({"choice": "aten"}, "b" * 16, locks.digest("2"), kernel="gemm:addmm"),
+            _problem(64, splitk=4),
+        )
+    )
+    lock = draft_lock(draft, locks.lock().run, {}, locks.lock().evidence)
+    assert [entry.chooser for entry in lock.entries] == ["triton", "inductor", "cublaslt"]
+    (operation,) = lock.inductor
+    assert (operation.specs, operation.code) == (("a" * 16,), (locks.digest("1"),))
+    assert lock.cublaslt == (locks.problem(64, splitk=4),)
+    assert lock.fallbacks == ()
+    assert loads(dumps(lock), "x").entries == lock.entries
+    assert lock.run.complete
+
+
+def test_one_key_of_two_choosers_is_two_entries_and_no_conflict() -> None:
+    line = _operation(64, "aten")
+    draft = _draft(locks.ledger(line, {**line, "chooser": "triton", "config": _config(0)}))
+    assert (len(draft.entries), draft.conflicts) == (2, ())
+
+
+def test_ranks_that_timed_an_operation_apart_are_settled_by_the_same_rule() -> None:
+    aten, cpp = {"choice": "aten"}, {"choice": "cpp"}
+    times = [(1.0, 2.0), (4.0, 1.5)]
+    ledgers = [
+        locks.ledger(
+            _operation(64, "aten" if a < c else "cpp", how="tuned", timings=[[aten, a], [cpp, c]]),
+            rank=rank,
+        )
+        for rank, (a, c) in enumerate(times)
+    ]
+    draft = _draft(*ledgers)
+    (entry,) = draft.entries
+    assert entry.config == cpp
+    (conflict,) = draft.conflicts
+    assert conflict.as_json()["chooser"] == "inductor"
+    assert str(conflict).splitlines()[0].startswith("inductor gemm:addmm  ")
+    with pytest.raises(ConflictError, match="inductor gemm:addmm"):
+        _draft(*ledgers, on_conflict="fail")
+
+
+def test_ranks_whose_heuristic_answered_apart_are_in_conflict_too() -> None:
+    ledgers = [
+        locks.ledger(_problem(64, splitk=splitk, blob=f"{splitk:0128x}"), rank=rank)
+        for rank, splitk in enumerate((1, 4, 4))
+    ]
+    draft = _draft(*ledgers)
+    (conflict,) = draft.conflicts
+    assert conflict.chooser == "cublaslt"
+    assert [pick.processes for pick in conflict.picks] == [("rank 1", "rank 2"), ("rank 0",)]
+    assert [entry.config["splitk"] for entry in draft.entries] == [4]
+    assert [entry.config["splitk"] for entry in _draft(*ledgers, on_conflict="rank0").entries] == [
+        1
+    ]
+
+
+@pytest.mark.parametrize("kind", ["refused", "elsewhere", "bypass"])
+def test_what_was_decided_past_a_chooser_is_a_hole(kind: str) -> None:
+    """Case P11."""
+    line = {"t": "problem", "kind": kind, "chooser": "cublaslt", "kernel": "cublasGemmEx"}
+    draft = _draft(locks.ledger({**line, "text": "called 3 times"}))
+    (hole,) = draft.holes
+    assert hole == f"{kind}: cublaslt cublasGemmEx: called 3 times (rank 0)"
+    lock = draft_lock(draft, locks.lock().run, {}, locks.lock().evidence)
+    assert not lock.run.complete
+
+
+def test_a_note_is_no_hole() -> None:
+    line = {"t": "problem", "kind": "note", "chooser": "inductor", "kernel": "x", "text": "y"}
+    assert _draft(locks.ledger(line)).holes == ()
+
+
+# ---- settings ------------------------------------------------------------------------------
+
+
+def test_settings_are_in_the_lock_and_switches_in_its_policy() -> None:
+    lines = [
+        locks.setting_line("deterministic", chooser="inductor", value=False, held="set"),
+        locks.setting_line("NCCL_PROTO", value="LL", held="forced"),
+        locks.setting_line("channels", value=2, held="recorded"),
+    ]
+    draft = _draft(*(locks.ledger(*lines, rank=rank) for rank in range(3)))
+    assert draft.setting_conflicts == ()
+    lock = draft_lock(draft, locks.lock().run, {"profile": "x"}, locks.lock().evidence)
+    assert lock.policy == {"profile": "x", "inductor.deterministic": False}
+    assert [(each.name, each.held, each.value) for each in lock.settings] == [
+        ("NCCL_PROTO", "forced", "LL"),
+        ("channels", "recorded", 2),
+    ]
+    assert lock.settings[0].note == "why"
+    assert lock.run.complete
+
+
+def test_a_setting_that_nothing_holds_is_a_hole() -> None:
+    lines = [
+        locks.setting_line("benchmark", chooser="cudnn", value=True, held=held, text=text)
+        for held, text in (("recorded", "fine"), ("no", "switch it off"))
+    ]
+    draft = _draft(*(locks.ledger(line, rank=rank) for rank, line in enumerate(lines)))
+    assert draft.holes == ("cudnn benchmark: switch it off",)
+    lock = draft_lock(draft, locks.lock().run, {}, locks.lock().evidence)
+    assert (lock.run.complete, lock.settings[0].held) == (False, "no")
+
+
+def test_ranks_that_differ_in_a_setting_are_named_with_its_values() -> None:
+    values = ["Tree", "Ring", "Ring", "Tree"]
+    draft = _draft(
+        *(locks.ledger(locks.setting_line(value=value), rank=n) for n, value in enumerate(values))
+    )
+    assert [str(each) for each in draft.setting_conflicts] == [
+        "nccl NCCL_ALGO: 'Tree' on ranks 0, 3; 'Ring' on ranks 1-2"
+    ]
+    assert [each.value for each in draft.settings] == ["'Ring' | 'Tree'"]
+    forced = [
+        locks.ledger(locks.setting_line(value=value, held="forced"), rank=rank)
+        for rank, value in reversed(list(enumerate(values)))
+    ]
+    assert [each.value for each in _draft(*forced).settings] == ["Tree"], "that of rank 0"
+
+
+def test_the_last_word_of_a_process_counts() -> None:
+    lines = [locks.setting_line(value=value) for value in (1, 2)]
+    draft = _draft(locks.ledger(*lines))
+    assert (draft.settings[0].value, draft.setting_conflicts) == (2, ())
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), ("1", 1), ([], {"none": True})])
+def test_values_that_python_calls_equal_are_two_settings(one: Any, other: Any) -> None:
+    draft = _draft(
+        *(locks.ledger(locks.setting_line(value=v), rank=n) for n, v in enumerate((one, other)))
+    )
+    assert len(draft.setting_conflicts) == 1
+
+
 def _facts(rank: int, **facts: Any) -> ProcessLedger:
     return locks.ledger({"t": "facts", "facts": facts}, rank=rank)
 
