@@ -87,13 +87,15 @@ class Report:
     """What came of a comparison.
 
     head: where the runs part first over all ranks. missing: what only one trace has as a whole.
-    notes: what the reader must know to believe the answer.
+    warnings: why the answer may not hold for the untraced runs. notes: what else differs in how the
+    two came about.
     """
 
     sides: Sides
     ranks: tuple[RankFinding, ...] = ()
     head: RankFinding | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     incomparable: Incomparable | None = None
 
@@ -149,6 +151,7 @@ class Report:
             "first": _finding_json(self.head, self) if self.head else None,
             "ranks": [_rank_json(finding) for finding in self.ranks],
             "uncompared": list(self.uncompared),
+            "warnings": list(self.warnings),
             "notes": list(self.notes),
             "next": next_command(self),
         }
@@ -184,6 +187,7 @@ _READ_BY_INPUT = (
 
 def _lines(report: Report) -> Iterator[str]:
     yield _answer(report)
+    yield from (f"WARNING: {warning}" for warning in report.warnings)
     if report.head is not None:
         yield from _chain(report.head)
         yield f"reading: {_reading(report.head, report)}"
@@ -201,15 +205,14 @@ def _lines(report: Report) -> Iterator[str]:
 def _chain(finding: RankFinding) -> Iterator[str]:
     mismatch, read = finding.mismatch, finding.reading
     assert mismatch is not None
-    writer = read.writers[0] if read is not None else None
-    if writer is not None:
-        yield f"  step {writer.step}  {_where(writer)}  {_call(writer)}  (last writer seen in A)"
-        other = read.writers[1] if read is not None else None
-        if other is not None and other.label != writer.label:
-            yield f"  step {other.step}  {_where(other)}  {_call(other)}  (last writer seen in B)"
+    rank = ranks_text([finding.rank])
+    if read is not None and read.writers[0] is not None:
+        yield f"  {_place(read.writers[0], rank)}  (last writer seen in A)"
+    if read is not None and read.writers[1] is not None and _differ(*read.writers):
+        yield f"  {_place(read.writers[1], rank)}  (last writer seen in B)"
     event, second = mismatch.first, mismatch.second
     renamed = f"; in B {_call(second)}" if second.label != event.label else ""
-    yield f"  step {event.step}  {_where(event)}  {_call(event)}{renamed}"
+    yield f"  {_place(event, rank)}{renamed}"
     if not mismatch.ins and event.ins:
         yield f"    inputs    {'equal' if mismatch.hashed else 'equal where they were hashed'}"
     shown = [*mismatch.ins[:_TENSORS], *mismatch.outs[:_TENSORS]]
@@ -217,8 +220,15 @@ def _chain(finding: RankFinding) -> Iterator[str]:
     if len(mismatch.diffs) > len(shown):
         yield f"    and {len(mismatch.diffs) - len(shown)} more of this call"
     for later in finding.walk.mismatches[1:3]:
-        event = later.first
-        yield f"  then: step {event.step}  {_where(event)}  {_call(event)}"
+        yield f"  then {_place(later.first, rank)}"
+
+
+def _place(event: Event, rank: str) -> str:
+    return f"step {event.step}  {rank}  {_where(event)}  {_call(event)}"
+
+
+def _differ(first: Event | None, second: Event | None) -> bool:
+    return first is None or second is None or first.group != second.group
 
 
 def _tensor(diff: TensorDiff) -> str:

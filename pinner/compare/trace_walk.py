@@ -122,6 +122,7 @@ class _Walker:
         self._limits = limits
         self._doubts = (Doubts(first.log), Doubts(second.log))
         self._counted = [0, 0]
+        self._last = b""  # line that was skipped
         self.found = Walk()
 
     def close(self) -> None:
@@ -131,6 +132,7 @@ class _Walker:
     def run(self) -> Walk:
         while True:
             self._skip_equal()
+            self._step_of(self._last)
             a, b = self._cursors
             if a.ahead is None or b.ahead is None:
                 break
@@ -194,11 +196,13 @@ class _Walker:
         self.found.events += events
         if not self.found.hashed:
             self.found.hashed = any(map(_hashed, _events(data)))
-        last = next(_events(data[data.rfind(b"\n", 0, -1) + 1 :]), None)
-        if last is not None and (self.found.steps is None or events > 1):
-            first = next(_events(data), last)
-            self._step(first.step)
-            self._step(last.step)
+        if self.found.steps is None:
+            self._step_of(data[: data.find(b"\n") + 1])
+        self._last = data[data.rfind(b"\n", 0, -1) + 1 :]
+
+    def _step_of(self, line: bytes) -> None:
+        for event in _events(line):
+            self._step(event.step)
 
     def _step(self, step: int) -> None:
         first, last = self.found.steps or (step, step)

@@ -41,6 +41,7 @@ def compare_traces(a: Path, b: Path, *, jobs: int, limits: Limits = LIMITS) -> R
         ranks=tuple(found),
         head=_head([finding for finding in found if finding.mismatch is not None]),
         notes=tuple(_notes(first, second, pairs)),
+        warnings=tuple(_warnings(first, second)),
         missing=tuple(_missing(first, second)),
     )
     if not any(finding.walk.hashed for finding in found):
@@ -251,19 +252,22 @@ def _missing(first: Trace, second: Trace) -> Iterable[str]:
             )
 
 
-def _notes(first: Trace, second: Trace, pairs: Sequence[_Pair]) -> Iterable[str]:
+def _warnings(first: Trace, second: Trace) -> Iterable[str]:
     for name, trace in (("A", first), ("B", second)):
         why = f" ({trace.why})" if trace.why else ""
         if trace.valid is False:
             yield (
-                f"TRACE {name} IS NOT VALID{why}: tracing changed its bits, so what is found here "
-                "need not be what the untraced run does"
+                f"trace {name} is not valid{why}: tracing changed its bits, so that what is found "
+                "here need not be what the untraced run does"
             )
         elif trace.valid is None:
             yield (
                 f"nobody has shown that tracing left the bits of {name} alone{why}: what is found "
                 "here need not be what the untraced run does"
             )
+
+
+def _notes(first: Trace, second: Trace, pairs: Sequence[_Pair]) -> Iterable[str]:
     untraced = [
         r for r in range(first.world or 0) if r not in first.ranks and r not in second.ranks
     ]
