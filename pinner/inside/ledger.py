@@ -179,23 +179,23 @@ def _opened() -> Optional[_File]:
 
 def _open(active: session.Session) -> None:
     global _file
-    uname = os.uname()
-    name = "%s-%d-%s.jsonl" % (_plain(uname.nodename), os.getpid(), os.urandom(6).hex())
+    name = "%s-%d-%s.jsonl" % (plain_host(), os.getpid(), os.urandom(6).hex())
     path = os.path.join(active.ledger_folder, name)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError as error:
         faults.die("cannot open the ledger %s: %s" % (path, error.strerror))
     _file = _File(path, fd)
-    _append(_who(active, uname.nodename), False)
+    _append(identity(active), False)
 
 
-def _who(active: session.Session, host: str) -> Dict[str, Any]:
+def identity(active: session.Session) -> Dict[str, Any]:
+    """Return the line that says which process this is, the first of every ledger."""
     line = {
         "t": "process",
         "pid": os.getpid(),
         "ppid": os.getppid(),
-        "host": host,
+        "host": os.uname().nodename,
         "argv": _command_line(),
         "executable": sys.executable,
         "python": "%d.%d.%d" % sys.version_info[:3],
@@ -220,8 +220,9 @@ def _command_line() -> List[str]:
     return original[original.index("-m") + 1 :][:1] + argv[1:]
 
 
-def _plain(host: str) -> str:
-    return "".join(c if c.isalnum() or c in "._" else "_" for c in host) or "host"
+def plain_host() -> str:
+    """Return the name of this host as it can stand in file names."""
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in os.uname().nodename) or "host"
 
 
 def _run_at_first_line() -> None:

@@ -25,7 +25,7 @@ _BY_POINTER = {
 
 def versions() -> Dict[str, Union[str, int]]:
     """Return {"loaded:cublaslt": 130002, …}; nothing for a library that is not loaded."""
-    files = _mapped_files()
+    files = mapped_files()
     found: Dict[str, Union[str, int]] = {}
     for table, ask in ((_PLAIN, _plain), (_BY_POINTER, _by_pointer)):
         for stem, (name, function) in table.items():
@@ -46,7 +46,8 @@ def _add(found: Dict[str, Union[str, int]], name: str, seen: List[int]) -> None:
         found["loaded:" + name] = " and ".join(map(str, seen))
 
 
-def _mapped_files() -> List[str]:
+def mapped_files() -> List[str]:
+    """Return the files that are mapped into this process, sorted."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as source:
             lines = source.read().splitlines()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from . import imports, ledger, pins, session, stand_in
 
 TYPE_CHECKING = False  # importing `typing` would double the cost of starting
@@ -53,6 +55,7 @@ def begin(environ: Mapping[str, str]) -> None:
         imports.after("torch.optim.optimizer", _install_optimizer)
     for tap in active.taps:
         imports.after(tap["module"], _install_tap(tap))
+    ledger.at_exit(_finish_cublaslt)
     if active.cublaslt == "on":
         _begin_cublaslt()
     if active.trace is not None:
@@ -83,6 +86,22 @@ def _begin_cublaslt() -> None:
     from .choosers.cublaslt import chooser
 
     chooser.begin()
+
+
+def _finish_cublaslt() -> None:
+    """Name what went past the lock; nothing is imported where cuBLASLt never was there."""
+    if __package__ + ".choosers.cublaslt.chooser" in sys.modules or _maps_cublaslt():
+        from .choosers.cublaslt import chooser
+
+        chooser.finish()
+
+
+def _maps_cublaslt() -> bool:
+    try:
+        with open("/proc/self/maps", "rb") as source:
+            return b"/libcublasLt.so" in source.read()
+    except OSError:
+        return False
 
 
 def _install_others() -> None:

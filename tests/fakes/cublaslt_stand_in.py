@@ -1,0 +1,132 @@
+"""Builds the stand-ins of cuBLASLt and what is linked with them, and runs programs on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pinner.inside.choosers.cublaslt import build, mapped
+from tests import lanes
+from tests.session_rig import Line, SessionRig
+
+HERE = Path(__file__).resolve().parent
+STRICT = ("-Wall", "-Wextra", "-Werror")
+VERSIONS = {13: 130200, 12: 120805}
+HEAD = "from cublaslt_calls import *\n"
+
+
+def build_all(folder: Path) -> Path:
+    """Compile every library of the tests into `folder`, with warnings as errors; returns it."""
+    lanes.require_command("cc", "gcc")
+    for major, version in VERSIONS.items():
+        _stand_in(folder, major, version)
+    other = folder / "older"
+    other.mkdir()
+    _stand_in(other, 13, 130100)
+    lt = (folder / "libcublasLt.so.13", folder / "libcublas.so.13")
+    _shared(folder / "libconsumer.so", ["cublaslt_consumer.c"], link=lt)
+    _shared(folder / "libconsumer_lazy.so", ["cublaslt_consumer.c"], link=lt, flags=["-Wl,-z,lazy"])
+    _shared(
+        folder / "libconsumer12.so", ["cublaslt_consumer.c"], link=[folder / "libcublasLt.so.12"]
+    )
+    _shared(folder / "libby_handle.so", ["cublaslt_consumer.c"], ["-DBY_HANDLE"], lt)
+    _shared(folder / "libstatic.so", ["cublaslt_consumer.c", "cublaslt.c"], ["-Wl,-Bsymbolic"])
+    _shared(folder / "libstatic_open.so", ["cublaslt_consumer.c", "cublaslt.c"])
+    build.compile_to(str(folder / "interpose.so"), ["cc"], STRICT)
+    return folder
+
+
+def _stand_in(folder: Path, major: int, version: int) -> None:
+    names = folder / f"versions{major}"
+    names.write_text(f"libcublasLt.so.{major} {{ cublasLt*; fake_*; }};\n")
+    flags = [f"-DVERSION={version}", f"-Wl,--version-script={names}"]
+    lt = folder / f"libcublasLt.so.{major}"
+    _shared(lt, ["cublaslt.c"], [*flags, f"-Wl,-soname,{lt.name}"])
+    cublas = folder / f"libcublas.so.{major}"
+    _shared(cublas, ["cublas.c"], [f"-DVERSION={version}", f"-Wl,-soname,{cublas.name}"], [lt])
+
+
+def _shared(
+    out: Path, files: Sequence[str], flags: Sequence[str] = (), link: Sequence[Path] = ()
+) -> None:
+    sources = [str(HERE / name) for name in files]
+    libraries = ["-Wl,--no-as-needed", *map(str, link)] if link else []
+    rpath = [f"-Wl,-rpath,{out.parent}"]
+    command = ["cc", "-std=gnu11", "-O1", "-fPIC", "-shared", *STRICT, *flags, *sources]
+    done = subprocess.run(
+        [*command, "-o", str(out), *libraries, *rpath, "-ldl", "-lpthread"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Rig(SessionRig):
+    """A session with `--cublaslt on`, whose programs find the stand-ins and `cublaslt_calls`."""
+
+    def __init__(self, folder: Path, fakes: Path, **settings: Any) -> None:
+        super().__init__(folder, **{"cublaslt": "on", "evidence": False, **settings})
+        self.fakes = fakes
+
+    def calls(self, code: str, behaviour: str = "", **more: str) -> list[Any]:
+        """Run a program of calls; returns what it showed. It must end well."""
+        done = self.program(code, behaviour, **more)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(text) for text in done.stdout.splitlines()]
+
+    def program(
+        self, code: str, behaviour: str = "", **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of calls under the stand-in's `behaviour` (see cublaslt.c)."""
+        environ = {
+            "CUBLASLT_FAKES": str(self.fakes),
+            "FAKE_CUBLASLT": behaviour,
+            "PYTHONPATH": str(HERE),
+            build.PREBUILT: str(self.fakes / "interpose.so"),
+            **more,
+        }
+        return self.script(HEAD + code, **environ)
+
+    def map_files(self) -> list[Path]:
+        """The map files of all processes, in the order of their names."""
+        return sorted((self.folder / "cublaslt").glob("*.map"))
+
+    def mapped(self, kind: str | None = None) -> list[Line]:
+        """The lines of all map files, of one type or all."""
+        found = [line for path in self.map_files() for line in mapped.lines(str(path))]
+        return [line for line in found if kind is None or line["t"] == kind]
+
+    def choices(self) -> list[Line]:
+        """The choices of all map files."""
+        return self.mapped("choice")
+
+    def problems(self) -> dict[str, list[str]]:
+        """The texts of all problems, of maps and ledgers, by kind."""
+        found: dict[str, list[str]] = {}
+        for line in [*self.mapped("problem"), *self.lines("problem")]:
+            found.setdefault(line["kind"], []).append(line["text"])
+        return found
+
+
+def entries(choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Recorded choices as the entries of compiled pins."""
+    found = []
+    for line in choices:
+        algo = {name: value for name, value in line["config"].items() if name != "blob"}
+        found.append({"problem": line["key"], "algo": algo, "blob": line["config"]["blob"]})
+    return found
+
+
+def remove(folder: Path) -> None:
+    """Remove built libraries."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def environ_without_compiler(folder: Path) -> dict[str, str]:
+    """An environment in which no compiler is found."""
+    return {"PATH": str(folder), "HOME": os.environ.get("HOME", "/")}
