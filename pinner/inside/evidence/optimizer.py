@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from .. import faults, session
 from . import fingerprint
-from .digest import combine, digest
+from .digest import combine, digest, digest_many
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Callable, Iterable
+    from typing import Any, Callable, Iterable, List
 
     from .digest import Digest
 
@@ -56,15 +56,23 @@ def _record(optimizer: Any, kind: str, value_of: Callable[[Any], Any]) -> None:
 
 def _digest(kind: str, values: Iterable[Any]) -> Digest:
     """Return one digest of many values; a missing gradient counts as such."""
-    digests = [None if each is None else _digest_at(i, each) for i, each in enumerate(values)]
+    parts = list(values)
+    try:
+        found = iter(digest_many([each for each in parts if each is not None]))
+    except faults.EvidenceError:
+        _name_the_one_without(parts)
+        raise
+    digests = [None if each is None else next(found) for each in parts]
     return combine(digests), {"dtype": kind, "shape": [len(digests)]}
 
 
-def _digest_at(index: int, value: Any) -> str:
-    try:
-        return digest(value)[0]
-    except faults.EvidenceError as error:
-        raise faults.EvidenceError("parameter %d: %s" % (index, error)) from error
+def _name_the_one_without(parts: List[Any]) -> None:
+    """Raise EvidenceError with the number of the first part that has no digest."""
+    for index, each in enumerate(parts):
+        try:
+            digest(each)
+        except faults.EvidenceError as error:
+            raise faults.EvidenceError("parameter %d: %s" % (index, error)) from error
 
 
 def _number(optimizer: Any) -> int:
