@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pinner.durable import replace_text
 from pinner.launch import enforce, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
@@ -75,13 +77,17 @@ class Runs:
         argv: Sequence[str] | None = None,
         more: Mapping[str, str] | None = None,
         around: Callable[[SessionDir], Any] | None = None,
+        trace: Mapping[str, Any] | None = None,
     ) -> Run:
         """Runs the command, or `argv`, once. `around` makes a context that lasts as long.
 
-        Raises `SessionError`, `LedgerError` and `TapError`.
+        trace: what is traced, as `pinner.inside.evidence.trace.settings` reads it. Raises
+        `SessionError`, `LedgerError` and `TapError`.
         """
         job = self._asked.job if argv is None else replace(self._asked.job, argv=tuple(argv))
         session = session_dir.create(self.folder / name, self._settings(name), self._pins)
+        if trace is not None:
+            _ask_for_trace(session, trace)
         with session_dir.fresh_caches({**self._environ, **(more or {})}) as environ:
             if around is None:
                 seen = one_run.run(session, job, environ, self._say)
@@ -155,6 +161,12 @@ def refused(found: Refusal, runs: Runs | None = None) -> Outcome:
     details: dict[str, Any] = {} if runs is None else {"runs": runs.made}
     text = found.text.replace("; nothing was sealed", "")
     return Outcome(found.exit, found.status, (text,), details)
+
+
+def _ask_for_trace(session: SessionDir, trace: Mapping[str, Any]) -> None:
+    file = session.path / "session.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    replace_text(file, json.dumps({**fields, "trace": dict(trace)}, indent=1) + "\n")
 
 
 def _pins(asked: Asked) -> str | None:

@@ -1,0 +1,59 @@
+"""The two ends of a chase on the real thing: a traced run, and the comparison of two traces."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pinner.compare.trace_report import Report
+from pinner.compare.traces import compare_traces
+from pinner.launch import judge
+from pinner.launch.verify_chase import Incomparable, Level, Sighting, Window
+from pinner.launch.verify_run import Runs
+
+
+def trace(runs: Runs, name: str, level: Level, window: Window) -> Path | None:
+    """Runs the command once more under tracing; None where that run failed."""
+    folder = runs.folder / "traces" / name
+    folder.mkdir(parents=True)
+    run = runs.run(
+        f"trace-{name}",
+        trace={
+            "folder": str(folder.absolute()),
+            "level": level,
+            "from": window.first,
+            "to": window.last,
+            "modules": window.modules,
+        },
+    )
+    return None if judge.own_refusal(run) is not None else folder
+
+
+def compare(first: Path, second: Path) -> Sighting | Incomparable | None:
+    """Where two traces part first, over all ranks; None where they do not."""
+    return sighting(compare_traces(first, second, jobs=len(os.sched_getaffinity(0))))
+
+
+def sighting(report: Report) -> Sighting | Incomparable | None:
+    """What a report says, in the words of a chase."""
+    if report.incomparable is not None:
+        return Incomparable(report.incomparable.text)
+    if report.head is None:
+        return None
+    event, mismatch = report.head.event, report.head.mismatch
+    return Sighting(
+        rank=report.head.rank,
+        step=event.step,
+        kind=event.kind,
+        name=event.name,
+        module=event.module,
+        began_here=mismatch is None or not mismatch.ins,
+        reading=_reading(report.text()),
+    )
+
+
+def _reading(text: str) -> str:
+    """The line of a report that says what was found: origin, downstream, not traced."""
+    prefix = "reading: "
+    lines = (line for line in text.splitlines() if line.startswith(prefix))
+    return next(lines, "").removeprefix(prefix)
