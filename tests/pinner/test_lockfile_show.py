@@ -70,8 +70,9 @@ def test_every_chooser_and_every_setting_has_its_rows() -> None:
         "  dtype='float32' m=64 → R0_BLOCK=64 XBLOCK=8 num_warps=4  (of 2, 1 machine codes)"
         "  # größer",
         "cublaslt matmul",
-        "  atype='bf16' m=64 n=64 transa=True → cluster=0 custom=0 id=66 inner=0 reduction=0 "
-        "splitk=1 stages=35 swizzle=0 tile=20 workspace=0  (of 8)  # seen on 2 ranks",
+        "  atype='bf16' m=64 n=64 transa=True → SPLITK 1 REDUCTION NONE ALGO_ID 66 "
+        "STAGES 768xAUTO TILE 128x128 CLUSTER_SHAPE AUTO INNER_SHAPE UNDEFINED CUSTOM 0 SWIZZLE 0 "
+        "WORKSPACE 0  (of 8)  # seen on 2 ranks",
         "settings:",
         "  cudnn benchmark = True  (not enforceable)  # switch it off",
         "  nccl NCCL_ALGO = 'Ring'  (forced)",

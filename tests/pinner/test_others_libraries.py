@@ -135,6 +135,13 @@ os.environ["XFORMERS_CUSPARSELT_TUNE"] = "1"
 from xformers.ops import sparsify24
 """,
 }
+PROGRAMS["past pinner"] = """
+import sys
+from importlib.machinery import PathFinder
+sys.meta_path.insert(0, PathFinder)
+import deep_gemm
+deep_gemm.fp8_gemm_nt(1, 2, 3)
+"""
 RECORDING = {"fast": 0, "missing": False, "deterministic": True}
 ENFORCING = {"fast": 1, "missing": True, "deterministic": False}
 
@@ -155,6 +162,12 @@ def enforced(
 def test_what_is_only_imported_has_no_row(observed: Mapping[str, Run]) -> None:
     assert observed["idle"].rows() == {}
     assert observed["idle"].problems() == []
+
+
+def test_what_was_imported_past_pinner_is_named(observed: Mapping[str, Run]) -> None:
+    (problem,) = observed["past pinner"].problems()
+    assert (problem["kind"], problem["chooser"]) == ("bypass", "deep_gemm")
+    assert "deep_gemm was imported past pinner" in problem["text"]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +271,7 @@ def test_transformer_engines_backends_are_forced_by_its_variables(
     rows = observed["transformer_engine"].rows()
     assert rows.pop("NVTE_FLASH_ATTN") == ("0", "forced")
     assert rows.pop("deterministic attention") == (False, "no")
-    assert [row for row in rows.values()] == [(["fused", "1"], "recorded")] * 2
+    assert list(rows.values()) == [(["fused", "1"], "recorded")] * 2
     assert enforced["transformer_engine"].rows() == observed["transformer_engine"].rows()
     assert enforced["transformer_engine"].notes == [[True, True]]
 

@@ -29,7 +29,12 @@ _BY_NUMBER = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}  # at::SDPB
 _TEXT = "the inputs decide among these, in this order"
 # Parts of torch that look functions up to list, trace or test them. A layer of torch's, and
 # Dynamo when it meets a call in a program, are uses.
-_USERS_IN_TORCH = ("torch.nn.modules.", "torch.nn.attention", "torch._dynamo.variables.")
+_USERS_IN_TORCH = (
+    "torch.nn.modules.",
+    "torch._dynamo.symbolic_convert",
+    "torch._dynamo.variables.builder",
+    "torch._dynamo.variables.misc",
+)
 
 _used = False
 

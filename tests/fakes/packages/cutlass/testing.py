@@ -1,9 +1,9 @@
 """Stands in for nvidia-cutlass-dsl 4.7.0, cutlass/testing.py: `tune` and what it measures with.
 
-# ruff: noqa: PLR0917 - as many arguments as the real one has
-
 `times` is the test's; `timed` lists what was timed.
 """
+
+# ruff: noqa: PLR0917 - as many arguments as the real one has
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Stands in for TransformerEngine 2.20, …/dot_product_attention/utils.py: the choice of a backend."""
+"""Stands in for TransformerEngine 2.20, utils.py of its attention: the choice."""
 
 import os
 from dataclasses import dataclass
