@@ -1,7 +1,7 @@
 """FlagGems' own tuner: it times Triton configs and keeps the winners in a database of its own.
 
 Each winner is written down as it is stored. None is held: the database is asked before anything
-that pinner can answer, and it outlives the run. (FlagGems 4.x, src/flag_gems/utils/libentry.py)
+that pinner can answer, and it outlives the run. (FlagGems 3.0, src/flag_gems/utils/libentry.py)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stands in for FlagGems 4, src/flag_gems/__init__.py."""
+"""Stands in for FlagGems 3.0, src/flag_gems/__init__.py."""
 
 # ruff: noqa: PLR0917 - as many arguments as the real one has
 
@@ -7,7 +7,18 @@ from flag_gems.utils import libentry
 enabled = []
 
 
-def enable(lib=None, unused=None, registrar=None, record=False, once=False, path=None):
+aten_lib = None
+registrar = None
+
+
+def enable(
+    lib=aten_lib,
+    unused=None,
+    registrar=registrar,
+    record=False,
+    once=False,
+    path=None,
+):
     enabled.append(unused)
 
 

@@ -1,1 +1,1 @@
-"""Stands in for FlagGems 4, src/flag_gems/utils."""
+"""Stands in for FlagGems 3.0, src/flag_gems/utils."""

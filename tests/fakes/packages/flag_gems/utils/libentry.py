@@ -1,4 +1,4 @@
-"""Stands in for FlagGems 4, src/flag_gems/utils/libentry.py: the table of winners."""
+"""Stands in for FlagGems 3.0, src/flag_gems/utils/libentry.py: the table of winners."""
 
 
 class ConfigCache:
