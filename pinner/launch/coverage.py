@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pinner.inside.values import canonical, readable, readable_named, share_class
+from pinner.lockfile.configs import config_text
 from pinner.lockfile.ledgers import ChoiceRecord, ProblemRecord, ProcessLedger, SettingRecord
 from pinner.lockfile.schema import (
     CHOOSERS,
     Entry,
     Identity,
     Lock,
-    Values,
     place,
-    without_blob,
 )
 from pinner.lockfile.settings import Row, SeenSettings
 
@@ -194,7 +193,8 @@ class _Met:
         locked = decided[0]
         if locked.config_text == canonical(record.config):
             return True
-        text = f"{who} decided {_config(record.config)}, the lock holds {_config(locked.config)}"
+        here, there = (config_text(record.chooser, x.config) for x in (record, locked))
+        text = f"{who} decided ({here}), the lock holds ({there})"
         self._contradictions.append((process, {**_chosen(record), "text": text}))
         return False
 
@@ -301,10 +301,6 @@ def _chosen(record: ChoiceRecord) -> dict[str, Any]:
         "key": dict(record.key),
         "config": dict(record.config),
     }
-
-
-def _config(config: Values) -> str:
-    return f"({readable_named(without_blob(config))})"
 
 
 def _same(field: str, entry: Mapping[str, Any]) -> str:

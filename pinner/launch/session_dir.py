@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pinner import shipped
+from pinner.inside.faults import PinnerError
+from pinner.lockfile.errors import LockError
 
 VERSION = 1
 Mode = Literal["observe", "enforce"]
@@ -148,6 +150,9 @@ def join(path: Path, settings: Settings, pins: str | None = None) -> SessionDir:
     try:
         _fill(staged, settings, path, pins)
         os.rename(staged, path)
+    except LockError:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(staged, ignore_errors=True)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -214,12 +219,19 @@ def _fill(folder: Path, settings: Settings, final: Path, pins: str | None) -> No
 
 
 def _fill_cublaslt(path: Path, entries: list[dict[str, Any]] | None) -> None:
-    """The pins of cuBLASLt, which C looks up in the middle of a call."""
+    """The pins of cuBLASLt, which C looks up in the middle of a call.
+
+    Raises `LockError` for entries that have no place in it, as an edit by hand may leave them.
+    """
     if not entries:
         return
     from pinner.inside.choosers.cublaslt import table
 
-    path.write_bytes(table.build(entries))
+    try:
+        content = table.build(entries)
+    except (PinnerError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise LockError(f"cannot be pinned: {error}", entry="[[cublaslt]]") from error
+    path.write_bytes(content)
 
 
 def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:

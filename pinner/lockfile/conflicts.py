@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pinner.inside.faults import PinnerError
 from pinner.inside.values import canonical, readable_named
 
+from .configs import config_text
 from .ledgers import ChoiceRecord, ProcessRecord
 from .schema import Chooser, Values, place
 
@@ -45,8 +46,10 @@ class Conflict:
         lines = [f"{place(self.chooser, self.kernel)}  {readable_named(self.key)}"]
         for pick in self.picks:
             time = "" if pick.worst is None else f"  (at worst {_time(pick.worst)})"
-            lines.append(f"  {readable_named(pick.config)}: {together(pick.processes)}{time}")
-        lines.append(f"  taken: {readable_named(self.chosen)}, {self.how}")
+            lines.append(
+                f"  {config_text(self.chooser, pick.config)}: {together(pick.processes)}{time}"
+            )
+        lines.append(f"  taken: {config_text(self.chooser, self.chosen)}, {self.how}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from pinner.inside.choosers.cublaslt import fields
 from pinner.inside.values import canonical, is_launch_option, readable, readable_named
 
+from .configs import algorithm_field, config_text
 from .conflicts import together
 from .occurrences import by_occurrence
 from .schema import (
@@ -24,7 +26,6 @@ from .schema import (
     TritonFallback,
     Values,
     place,
-    without_blob,
 )
 
 Part = Literal["config", "source", "heuristics", "options", "code", "alternatives"]
@@ -227,23 +228,7 @@ def _config_changes(old: Entry, new: Entry) -> list[Change]:
     changes = sorted(_changes(old.config, new.config), key=_by_effect)
     if old.chooser != "cublaslt":
         return changes
-    fields = [change for change in changes if change.name != BLOB]
-    return [_as_attribute(change) for change in fields or changes]
-
-
-# cublasLtReductionScheme_t, cublasLt.h of CUDA 12 and 13.
-_REDUCTIONS = {0: "NONE", 1: "INPLACE", 2: "COMPUTE_TYPE", 4: "OUTPUT_TYPE"}
-
-
-def _as_attribute(change: Change) -> Change:
-    """A field of an algorithm under the name of cuBLASLt's own attribute."""
-    if change.name != "reduction":
-        return Change(change.name.upper(), change.old, change.new)
-    old, new = (
-        _REDUCTIONS.get(value, value) if type(value) is int else value
-        for value in (change.old, change.new)
-    )
-    return Change("REDUCTION", old, new)
+    return [change for change in changes if change.name != BLOB] or changes
 
 
 def _code_changes(old: Entry, new: Entry) -> tuple[Change, ...]:
@@ -263,10 +248,6 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ..
     )
 
 
-# The fields of a cuBLASLt algorithm after split-K and reduction, most telling first.
-_ALGO = ("stages", "tile", "id", "swizzle", "custom", "inner", "cluster", "workspace", BLOB)
-
-
 def _by_effect(change: Change) -> tuple[int, str]:
     """How surely a field of a config changes bits, most surely first.
 
@@ -279,8 +260,8 @@ def _by_effect(change: Change) -> tuple[int, str]:
         return 0, change.name
     if "reduc" in name or re.fullmatch(r"r\d*_?block", name):
         return 1, change.name
-    if name in _ALGO:
-        return 2, f"{_ALGO.index(name)}"
+    if name in fields.ORDER:  # of a cuBLASLt algorithm
+        return 2, f"{fields.ORDER.index(name):02}"
     if not is_launch_option(change.name) or change.name == "ir_override":
         return 2, change.name
     return (3 if change.name in ("num_warps", "num_ctas") else 4), change.name
@@ -378,7 +359,14 @@ def _entry_text(entry: EntryChange) -> Iterator[str]:
     else:
         yield f"  {_choice_name(entry.chooser, entry.kernel, entry.key)}"
     for kind, change in changes:
-        yield f"    {_prefix(kind)}{change}"
+        worded = _as_attribute(change) if entry.chooser == "cublaslt" else change
+        yield f"    {_prefix(kind)}{worded}"
+
+
+def _as_attribute(change: Change) -> Change:
+    """A field of an algorithm in cuBLASLt's own words: ``REDUCTION NONE → INPLACE``."""
+    titled = [algorithm_field(change.name, value) for value in (change.old, change.new)]
+    return Change(titled[0][0], titled[0][1], titled[1][1])
 
 
 def _prefix(part: Part) -> str:
@@ -397,7 +385,7 @@ def _lone_text(name: str, entries: Sequence[Entry]) -> Iterator[str]:
         yield f"choices only in {name}: {len(entries)}"
     for entry in entries:
         named = _choice_name(entry.chooser, entry.kernel, entry.key)
-        yield f"  {named}: {readable_named(without_blob(entry.config))}"
+        yield f"  {named}: {config_text(entry.chooser, entry.config)}"
 
 
 def _fallback_text(changes: Sequence[Change]) -> Iterator[str]:

@@ -34,11 +34,6 @@ def place(chooser: str, kernel: str) -> str:
     return kernel if chooser == "triton" else f"{chooser} {kernel}".strip()
 
 
-def without_blob(config: Values) -> Values:
-    """A config for people: bytes that stand for the fields beside them say nothing more."""
-    return {name: value for name, value in config.items() if name != BLOB}
-
-
 @dataclass(frozen=True)
 class Run:
     """How the lock came to be. ``runs`` counts the validating runs that gave the same evidence."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from pinner.inside.values import readable, readable_named
 
-from .schema import HELD, Entry, Held, Lock, Setting, place, without_blob
+from .configs import config_text
+from .schema import HELD, Entry, Held, Lock, Setting, place
 
 
 def summary(lock: Lock) -> str:
@@ -128,7 +129,7 @@ def _choice(entry: Entry) -> str:
     key = readable_named(entry.key) or "any call"
     codes = f", {len(entry.code)} machine codes" if entry.code else ""
     note = f"  # {entry.note}" if entry.note else ""
-    config = readable_named(without_blob(entry.config))
+    config = config_text(entry.chooser, entry.config)
     return f"{key} → {config}  (of {entry.alternatives}{codes}){note}"
 
 

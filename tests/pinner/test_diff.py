@@ -110,9 +110,9 @@ def test_of_an_algorithm_split_k_is_said_first_and_reduction_next() -> None:
         "  cublaslt matmul  atype='bf16' m=64 n=64 transa=True",
         "    SPLITK 4 → 1",
         "    REDUCTION NONE → INPLACE",
-        "    STAGES 768xAUTO → 64x3",
-        "    TILE 128x128 → 128x64",
         "    ALGO_ID 66 → 67",
+        "    STAGES 64xAUTO → 64x3",
+        "    TILE 128x128 → 128x64",
     ]
     assert diff.can_change_bits
 

@@ -71,7 +71,7 @@ def test_every_chooser_and_every_setting_has_its_rows() -> None:
         "  # größer",
         "cublaslt matmul",
         "  atype='bf16' m=64 n=64 transa=True → SPLITK 1 REDUCTION NONE ALGO_ID 66 "
-        "STAGES 768xAUTO TILE 128x128 CLUSTER_SHAPE AUTO INNER_SHAPE UNDEFINED CUSTOM 0 SWIZZLE 0 "
+        "STAGES 64xAUTO TILE 128x128 CLUSTER_SHAPE AUTO INNER_SHAPE UNDEFINED CUSTOM 0 SWIZZLE 0 "
         "WORKSPACE 0  (of 8)  # seen on 2 ranks",
         "settings:",
         "  cudnn benchmark = True  (not enforceable)  # switch it off",
