@@ -49,6 +49,14 @@ run under the lock. Their session is a new folder in DIR, which all of them must
 write. `pinner check FILE --session FOLDER` says afterwards whether the pins held."""
 
 
+AUDIT = """\
+Runs CMD once, observed, and says of each choice how it was made: by timing (and how near the
+runner-up was: a near tie is a future flip, named first), by a heuristic, by a compile cache; which
+settings are only recorded; what has no pin; and where the ranks differ. No lock is written. CMD's
+own output goes to standard error, the audit to standard output. After a CMD that failed (5) it is
+the audit of what had been decided by then."""
+
+
 class _Usage(Exception):
     """A command line that cannot be meant."""
 
@@ -327,6 +335,27 @@ def _merge(arguments: argparse.Namespace) -> int:
     return outcome.exit
 
 
+def _audit(arguments: argparse.Namespace) -> int:
+    from pinner.launch import auditing
+    from pinner.launch.one_run import Job
+
+    _refuse_obstacles(arguments)
+    options = auditing.Options(
+        job=Job(argv=tuple(_command(arguments)), cublaslt=arguments.cublaslt, output=2),
+        expect=arguments.expect,
+        folder=arguments.dir,
+    )
+    outcome = auditing.run_audit(options, os.environ, say)
+    printed = True
+    if arguments.json:
+        printed = _print(_json(outcome.to_json()))
+    elif outcome.audit is not None:
+        printed = _print(outcome.audit.text())
+    if outcome.text:
+        say(outcome.text)
+    return outcome.exit or (0 if printed else UNREADABLE)
+
+
 def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
     from pinner.launch.one_run import Job
     from pinner.launch.outside import OutsideEvidence
@@ -356,7 +385,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-_RUNS = ("record", "enforce")
+_RUNS = ("record", "enforce", "audit")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -443,6 +472,7 @@ def _parser() -> argparse.ArgumentParser:
     diff = _add(commands, "diff", _diff, "say how two locks differ")
     diff.add_argument("a", metavar="A", type=Path)
     diff.add_argument("b", metavar="B", type=Path)
+    _add_audit(_add(commands, "audit", _audit, "say how a run makes its choices", AUDIT))
     merge = _add(commands, "merge", _merge, "make a draft lock from folders of ledgers")
     merge.add_argument("folder", metavar="DIR", nargs="+", type=Path)
     _add_out(merge)
@@ -479,6 +509,7 @@ def _add(
 _USAGES = {
     "record": "pinner record [options] -- CMD",
     "enforce": "pinner enforce [options] -- CMD",
+    "audit": "pinner audit [options] -- CMD",
     "check": "pinner check LOCK [options] [-- PYTHON]",
 }
 
@@ -516,6 +547,10 @@ def _add_evidence(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="metric taps: a TOML file, or the name of one that ships with pinner",
     )
+    _add_expect(parser)
+
+
+def _add_expect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expect", metavar="N", type=_at_least(1), help="how many ranks must take part here"
     )
@@ -577,6 +612,14 @@ def _add_enforce(parser: argparse.ArgumentParser) -> None:
     _add_lock(parser)
     _add_evidence(parser)
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the coverage as JSON")
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
+    )
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    _add_cublaslt(parser)
+    _add_expect(parser)
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
     )
