@@ -49,7 +49,7 @@ class HostSha256(Algorithm):
     def digest_tensor(self, tensor: Any) -> str:
         """Copy the tensor to the host, in C order, and hash it."""
         here = tensor.cpu().contiguous()
-        return self.digest_bytes(last_name(here.dtype), here.shape, _view_of(here))
+        return self.digest_bytes(last_name(here.dtype), here.shape, view_of(here))
 
     def digest_bytes(self, dtype: str, shape: Iterable[int], data: Any) -> str:
         """Hash a header that no other dtype and shape has, then the bytes."""
@@ -217,7 +217,7 @@ def last_name(name: Any) -> str:
     return str(name).rpartition(".")[2]
 
 
-def _view_of(tensor: Any) -> Any:
+def view_of(tensor: Any) -> Any:
     """Return a buffer over the memory of a contiguous tensor on the host. Valid as long as it."""
     import ctypes
 

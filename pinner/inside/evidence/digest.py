@@ -192,7 +192,7 @@ def layout_of(value: Any) -> str:
         if flags is None or not hasattr(value, "strides"):
             return "value"
         return _strided_class(value.shape, value.strides, bool(flags["C_CONTIGUOUS"]))
-    with _no_interference(torch):
+    with no_interference(torch):
         return _layout_of_tensor(torch, value)
 
 
@@ -288,17 +288,33 @@ class _Many:
             return  # one by one: by torch, or refused
         small = [pair for pair in here if _is_small(pair[1])]
         large = [pair for pair in here if not _is_small(pair[1])]
-        with _no_interference(torch):
-            table = torch.zeros((len(here), 2), dtype=torch.int64, device=device)
-            if small:
-                addresses = [value.data_ptr() for _, value in small]
-                sizes = [value.nbytes for _, value in small]
-                kernels.add_many(torch, addresses, sizes, table[: len(small)])
-            for row, (_, value) in enumerate(large, start=len(small)):
-                data = tensor_sums.bits_of(torch, value).reshape(-1).view(torch.uint8)
-                kernels.add(torch, data, 0, table[row])
+        try:
+            with no_interference(torch):
+                table = _launched(torch, kernels, device, small, large)
+        except Exception:  # Triton's own errors have no common class
+            tensor_sums.give_up_triton()
+            return
         for row, (place, value) in enumerate(small + large):
             self._nodes[place] = Later(header_of(value.dtype, value.shape), table, row)
+
+
+def _launched(
+    torch: Any,
+    kernels: nh128_triton.Kernels,
+    device: Any,
+    small: List[Tuple[int, Any]],
+    large: List[Tuple[int, Any]],
+) -> Any:
+    """Return the table of sums, int64 (number, 2), in which the device is writing."""
+    table = torch.zeros((len(small) + len(large), 2), dtype=torch.int64, device=device)
+    if small:
+        addresses = [value.data_ptr() for _, value in small]
+        sizes = [value.nbytes for _, value in small]
+        kernels.add_many(torch, addresses, sizes, table[: len(small)])
+    for row, (_, value) in enumerate(large, start=len(small)):
+        data = tensor_sums.bits_of(torch, value).reshape(-1).view(torch.uint8)
+        kernels.add(torch, data, 0, table[row])
+    return table
 
 
 def _is_small(value: Any) -> bool:
@@ -365,7 +381,7 @@ def _no_functions(torch: Any) -> Any:
 def _read(nodes: Sequence[Node]) -> List[str]:
     for node in nodes:
         if not isinstance(node, str):
-            with _no_interference(sys.modules["torch"]):
+            with no_interference(sys.modules["torch"]):
                 return read(nodes)
     return list(nodes)  # type: ignore[arg-type]
 
@@ -373,7 +389,7 @@ def _read(nodes: Sequence[Node]) -> List[str]:
 def _begin(value: Any, algorithm: Algorithm, depth: int) -> Tuple[Node, What]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
-        with _no_interference(torch):
+        with no_interference(torch):
             return _of_tensor(torch, value, algorithm, depth)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
@@ -404,19 +420,35 @@ def _plain_bytes(value: Any) -> Optional[Tuple[str, bytes]]:
 
 
 def _of_container(value: Any, algorithm: Algorithm, depth: int) -> Tuple[Node, What]:
-    if isinstance(value, (tuple, list)):
-        parts = list(value)
-    elif isinstance(value, dict):
-        parts = [part for pair in value.items() for part in pair]
-    else:
+    parts = _parts_of_container(value)
+    if parts is None:
         raise EvidenceError(
             "expected a tensor, an array, a number, a string, bytes, or a tuple, list or dict of "
             "these, found a %s: pass one of its tensors" % _type_name(value)
         )
     if depth == 0:
         raise EvidenceError("a value nested more than %d deep has no digest" % _DEEPEST)
-    kind = "dict" if isinstance(value, dict) else "tuple"
-    return _joined(kind, parts, [len(value)], algorithm, depth)
+    return _joined(parts[0], parts[1], [len(value)], algorithm, depth)
+
+
+def _parts_of_container(value: Any) -> Optional[Tuple[str, List[Any]]]:
+    if isinstance(value, (tuple, list)):
+        return "tuple", list(value)
+    if isinstance(value, dict):
+        return "dict", [part for pair in value.items() for part in pair]
+    return None
+
+
+def parts_of(value: Any) -> Optional[Tuple[str, List[Any]]]:
+    """Return (kind, parts) of what is digested part by part; None for what has bytes itself.
+
+    Raises EvidenceError for a tensor that has no bytes to read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, getattr(torch, "Tensor", ())):
+        return _parts_of_container(value)
+    with no_interference(torch):
+        return _parts_of_tensor(torch, value)
 
 
 def _joined(
@@ -440,25 +472,16 @@ def _of_array(numpy: Any, value: Any, algorithm: Algorithm) -> Digest:
 
 
 def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Tuple[Node, What]:
-    _refuse_what_has_no_bytes(torch, value)
-    if type(value).__name__ == "AsyncCollectiveTensor":  # its bytes may still be on their way
-        value = value.trigger_wait()
-    inner = _inner_tensors(torch, value)
-    if inner:
+    parts = _parts_of_tensor(torch, value)
+    if parts is not None:
         if depth == 0:
             raise EvidenceError("a tensor nested more than %d deep has no digest" % _DEEPEST)
-        return _joined(_type_name(value), inner, _sizes(value), algorithm, depth)
-    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise EvidenceError(
-            "a %s does not say what it is made of (__tensor_flatten__), and asking it for its "
-            "bytes would calculate: pass its data and its scales" % _type_name(value)
-        )
-    parts = _parts_of_layout(torch, value)
-    if parts is not None:
         return _joined(parts[0], parts[1], _sizes(value), algorithm, depth)
+    if type(value).__name__ == "AsyncCollectiveTensor":  # its bytes may still be on their way
+        value = value.trigger_wait()
     what = {"dtype": last_name(value.dtype), "shape": list(value.shape)}
     try:
-        return algorithm.begin_tensor(_settled(value)), what
+        return algorithm.begin_tensor(settled(value)), what
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise EvidenceError(
             "the bytes of a %s tensor (%s, on %s) cannot be read: %s"
@@ -471,7 +494,22 @@ def _of_tensor(torch: Any, value: Any, algorithm: Algorithm, depth: int) -> Tupl
         ) from error
 
 
-def _settled(value: Any) -> Any:
+def _parts_of_tensor(torch: Any, value: Any) -> Optional[Tuple[str, List[Any]]]:
+    _refuse_what_has_no_bytes(torch, value)
+    if type(value).__name__ == "AsyncCollectiveTensor":
+        return None
+    inner = _inner_tensors(torch, value)
+    if inner:
+        return _type_name(value), inner
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise EvidenceError(
+            "a %s does not say what it is made of (__tensor_flatten__), and asking it for its "
+            "bytes would calculate: pass its data and its scales" % _type_name(value)
+        )
+    return _parts_of_layout(torch, value)
+
+
+def settled(value: Any) -> Any:
     """Return the tensor with its elements as they read, where that is put off until reading."""
     value = value.detach()
     if value._is_zerotensor():
@@ -556,7 +594,7 @@ def _parts_of_quantised(torch: Any, value: Any) -> Tuple[str, List[Any]]:
 
 
 @contextlib.contextmanager
-def _no_interference(torch: Any) -> Iterator[None]:
+def no_interference(torch: Any) -> Iterator[None]:
     """Keep the program's own torch modes from seeing, or changing, what is done to read a value.
 
     A mode that counts, logs or transforms operations would otherwise take ours for the program's.

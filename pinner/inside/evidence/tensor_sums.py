@@ -31,13 +31,22 @@ def sums_of(torch: Any, tensor: Any) -> Sums:
 
     tensor: strided, of any device that torch can copy on; not conjugated, nor negated lazily
     """
-    adder = _adder_for(torch, tensor.device)
     plain = bits_of(torch, tensor)
-    limit = HOST_PIECE if tensor.device.type == "cpu" else DEVICE_PIECE
+    if kernels_for(tensor.device) is None:
+        return _added(torch, plain, _adder_for(torch, tensor.device))
+    try:
+        return _added(torch, plain, _adder_for(torch, tensor.device))
+    except Exception:  # Triton's own errors have no common class
+        give_up_triton()
+        return _added(torch, plain, _adder_for(torch, tensor.device))
+
+
+def _added(torch: Any, plain: Any, adder: Any) -> Sums:
     if plain.is_contiguous():
         adder.add(_bytes_of(torch, plain), 0)
         return adder.sums()
-    joint = _Joint(torch, adder, tensor.device)
+    joint = _Joint(torch, adder, plain.device)
+    limit = HOST_PIECE if plain.device.type == "cpu" else DEVICE_PIECE
     for piece in pieces(plain, limit):
         joint.take(_bytes_of(torch, piece))
     joint.end()
@@ -54,17 +63,20 @@ def bits_of(torch: Any, tensor: Any) -> Any:
     return tensor if tensor.dtype == integer else tensor.view(integer)
 
 
-def pieces(tensor: Any, limit: int) -> Iterator[Any]:
-    """Yield tensors without gaps, of about `limit` bytes at most, that follow each other in it."""
+def pieces(tensor: Any, limit: int, always: bool = False) -> Iterator[Any]:
+    """Yield tensors without gaps that follow each other in it, of about `limit` bytes at most.
+
+    always: also where the tensor has no gaps itself; else that is one piece
+    """
     size = tensor.numel() * tensor.element_size()
-    if size <= limit or tensor.is_contiguous():
+    if size <= limit or (tensor.is_contiguous() and not always):
         if size:
             yield tensor.contiguous()
         return
     inner = size // len(tensor)
     if inner > limit:
         for part in tensor:
-            yield from pieces(part, limit)
+            yield from pieces(part, limit, always)
         return
     step = limit // inner
     for start in range(0, len(tensor), step):
@@ -179,14 +191,19 @@ def _adder_for(torch: Any, device: Any) -> Any:
 
 def kernels_for(device: Any) -> Optional[nh128_triton.Kernels]:
     """Return the Triton kernels for a device; None where there is no Triton for it."""
-    global _without_triton
     if _without_triton or device.type not in ("cuda", "xpu"):
         return None
     try:
         return nh128_triton.load()
     except Exception:  # whatever a Triton that is broken or too old raises: torch can do it
-        _without_triton = True
+        give_up_triton()
         return None
+
+
+def give_up_triton() -> None:
+    """Use torch from now on: the kernel could not be built or launched here."""
+    global _without_triton
+    _without_triton = True
 
 
 def _ops_on(torch: Any, device: Any) -> nh128.ArrayOps:
