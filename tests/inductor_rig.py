@@ -42,6 +42,11 @@ def run(folder: Path, scenarios: Sequence[dict[str, Any]], **environment: str) -
     return results
 
 
+def run_named(folder: Path, scenarios: dict[str, dict[str, Any]]) -> dict[str, Result]:
+    """As `run`, by name: one process for all of them."""
+    return dict(zip(scenarios, run(folder, list(scenarios.values()))))
+
+
 def of(result: Result, kind: str, **fields: Any) -> list[Line]:
     """The ledger lines of a kind whose fields have these values."""
     return [

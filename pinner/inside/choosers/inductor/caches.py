@@ -52,6 +52,10 @@ class Caches:
 
         compile_fx.compile_fx = compile_fx_
         compile_fx.fx_codegen_and_compile = self._collecting(compile_fx.fx_codegen_and_compile)
+        if hasattr(compile_fx, "_compile_fx_inner"):  # 2.6 and later
+            compile_fx._compile_fx_inner = self._switching(
+                compile_fx._compile_fx_inner, compile_fx.config
+            )
 
     def patch_output(self, output_code: Any) -> None:
         """Hook what runs on every compiled graph, also on one that comes from a cache."""
@@ -74,6 +78,20 @@ class Caches:
             options["config_patches"] = patches
         self._tag_keys(config)
         self._chooser.begin_graph()
+
+    def _switching(self, original: Callable[..., Any], config: Any) -> Callable[..., Any]:
+        """Set the switches again for each graph.
+
+        A backward graph may be compiled when it is first run, and Dynamo puts torch's
+        deterministic mode, and with it Inductor's, back after each frame (2.13).
+        """
+
+        @functools.wraps(original)
+        def compile_inner(*args: Any, **options: Any) -> Any:
+            switches.apply(config, None, self._chooser.lines)
+            return original(*args, **options)
+
+        return compile_inner
 
     def _tag_keys(self, config: Any) -> None:
         from torch.compiler import config as compiler
