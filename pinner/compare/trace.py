@@ -344,12 +344,16 @@ def parse(raw: bytes, number: int) -> Event | None:
     return Event(label, step, nth, get("q", number), ins, outs, extra, number)
 
 
+_decode = json.JSONDecoder().raw_decode  # without the search for an encoding that `loads` makes
+
+
 def _json(raw: bytes) -> dict[str, Any] | None:
     try:
-        line = json.loads(raw)
+        text = raw.decode("utf-8")
+        line, end = _decode(text)
     except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) else None
+    return line if isinstance(line, dict) and not text[end:].strip() else None
 
 
 def _meta(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pinner.compare.trace import Event, Group
 
 # Events that wait for their partner, and events that are aligned as a sequence, at one time.
-WINDOW = 4096
+WINDOW = 8192
 SEQUENCE = 192
 
 _GAP = 0.5  # the cost of an event without a partner; a pair that costs two of them is none
