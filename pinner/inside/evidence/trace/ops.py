@@ -118,7 +118,7 @@ def _mode_class(torch: ModuleType) -> Any:
         """Nothing is written, but memory that was made empty is followed all the same."""
         result = function(*args, **kwargs)
         memory = recorder.memory
-        if not isinstance(result, plain) or result.device.type == "meta":
+        if type(result) is not plain or result.device.type == "meta":
             return result
         if facts.empty:
             memory.made_empty(result, memory.fresh(result, set()))

@@ -79,9 +79,13 @@ class Recorder:
 
     def next_step(self) -> None:
         """A step has ended: what was gathered is written."""
+        self.go_to(self.step + 1)
+
+    def go_to(self, step: int) -> None:
+        """From here on it is this step."""
         self.log.flush()
-        self.step += 1
-        self.open = self.settings.step_in_window(self.step)
+        self.step = step
+        self.open = self.settings.step_in_window(step)
         self._counts = {key: n for key, n in self._counts.items() if key[4] >= self.step}
         if len(self._marks) > _KEPT_MARKS:
             del self._marks[: _KEPT_MARKS // 2], self._mark_scopes[: _KEPT_MARKS // 2]
@@ -332,8 +336,11 @@ def _dense(tensors: Sequence[Any]) -> Sequence[Any]:
 
 
 def _copied(tensor: Any) -> Any:
-    plain = tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
-    return tensor if plain else tensor.contiguous()
+    try:
+        plain = tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
+        return tensor if plain else tensor.contiguous()
+    except RuntimeError:  # sparse
+        return tensor
 
 
 def escaped(name: str) -> str:

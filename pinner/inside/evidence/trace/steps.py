@@ -57,14 +57,28 @@ class Steps:
         _undisturbed(self._before_step, module.register_optimizer_step_pre_hook)
         _undisturbed(self._after_step, module.register_optimizer_step_post_hook)
         kind: Any = module.Optimizer
-        original = kind.__init__
+        original, load = kind.__init__, kind.load_state_dict
 
         @functools.wraps(original)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._optimizes = True
             original(optimizer, *args, **kwargs)
 
-        kind.__init__ = __init__
+        @functools.wraps(load)
+        def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = load(optimizer, *args, **kwargs)
+            self._resume(optimizer)
+            return result
+
+        kind.__init__, kind.load_state_dict = __init__, load_state_dict
+
+    def _resume(self, optimizer: Any) -> None:
+        """A run that goes on from a checkpoint goes on with the number of its steps."""
+        with self.recorder.unseen():
+            counts = [state.get("step") for state in optimizer.state.values() if state]
+            done = max((int(count) for count in counts if count is not None), default=0)
+        if done > self.recorder.step:
+            self.recorder.go_to(done)
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         recorder = self.recorder
