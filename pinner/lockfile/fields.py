@@ -27,6 +27,7 @@ _LONGEST_SHOWN = 60
 # The tables that [end] counts, in the order of the file.
 ENTRY_TABLES = ("triton", "inductor", "cublaslt", "setting")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}|nh128:[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,17 @@ class Table:
     def digests(self, field: str) -> tuple[str, ...]:
         """Digests in an array; none where the field is not there."""
         return tuple(self._checked_digest(field, item) for item in self.strings(field, ()))
+
+    def fingerprints(self, field: str) -> tuple[str, ...]:
+        """Digests of values, by any algorithm that evidence was ever made with."""
+        for item in self.strings(field, ()):
+            if not _FINGERPRINT.fullmatch(item):
+                raise self.error(
+                    field,
+                    "expected `sha256:` and 64 hexadecimal digits, or `nh128:` and 32, found "
+                    f"{described(item)}; the file is damaged or edited: restore it or record again",
+                )
+        return self.strings(field, ())
 
     def _checked_digest(self, field: str, value: str) -> str:
         if not _DIGEST.fullmatch(value):

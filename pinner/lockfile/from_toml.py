@@ -193,7 +193,7 @@ def _stream(table: Table) -> StreamRecord:
         rank=table.integer("rank", least=None),
         steps=table.integer("steps"),
         digest=table.digest("digest"),
-        head=table.digests("head"),
+        head=table.fingerprints("head"),
         at=table.integers("at", ()),
         numbers=table.digest("numbers") if table.has("numbers") else "",
     )

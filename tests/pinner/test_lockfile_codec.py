@@ -350,6 +350,8 @@ def _with(stream: StreamRecord) -> Lock:
         (locks.lock(locks.entry(source="m:k")), "64 hexadecimal digits"),
         (_with(_stream(digest="sha256:" + "A" * 64)), "64 hexadecimal digits"),
         (_with(_stream(head=("a",) * 16)), "64 hexadecimal digits"),
+        (_with(_stream(head=("nh128:" + "a" * 31,) * 16)), "`nh128:` and 32, found"),
+        (_with(_stream(digest="nh128:" + "a" * 32)), "64 hexadecimal digits"),
         (_with(_stream(head=_HEAD[:15])), "first 16 of 20 steps, found 15"),
         (_with(_stream(steps=3)), "first 3 of 3 steps, found 16"),
         (_with(_stream(at=(1, 2))), "expected 16, one for each digest in head, found 2"),
@@ -386,6 +388,11 @@ def _with(stream: StreamRecord) -> Lock:
 def test_a_lock_that_could_not_be_read_back_is_not_written(lock: Lock, says: str) -> None:
     with pytest.raises(LockError, match=says):
         dumps(lock)
+
+
+def test_steps_may_have_digests_of_another_algorithm() -> None:
+    stream = _stream(head=tuple(f"nh128:{number:032x}" for number in range(16)))
+    assert loads(dumps(_with(stream)), "x").evidence.streams == (stream,)
 
 
 def test_a_file_is_written_and_read(tmp_path: Path) -> None:
