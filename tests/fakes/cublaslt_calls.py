@@ -53,6 +53,14 @@ def load(name: str = "consumer", mode: int = ctypes.RTLD_LOCAL) -> Any:
     return ctypes.CDLL(os.path.join(os.environ["CUBLASLT_FAKES"], f"lib{name}.so"), mode=mode)
 
 
+def load_lazily(name: str = "consumer", mode: int = 0) -> Any:
+    """The same, bound at its first calls: ctypes itself always binds at once."""
+    open_library = ctypes.CDLL(None).dlopen
+    open_library.restype = ctypes.c_void_p
+    path = os.path.join(os.environ["CUBLASLT_FAKES"], f"lib{name}.so")
+    return ctypes.CDLL(path, handle=open_library(path.encode(), os.RTLD_LAZY | mode))
+
+
 def gemm(library: Any, m: int = 8, n: int = 8, k: int = 64, **more: Any) -> dict[str, Any]:
     """One product of fixed random matrices: its statuses, its algorithm, a digest of its bits."""
     given = more.pop("given", None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
-import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,25 @@ VERSIONS = {13: 130200, 12: 120805}
 HEAD = "from cublaslt_calls import *\n"
 
 
-def build_all(folder: Path) -> Path:
-    """Compile every library of the tests into `folder`, with warnings as errors; returns it."""
+@functools.cache
+def built() -> Path:
+    """The folder of all libraries of the tests, compiled once in this process; needs a compiler."""
     lanes.require_command("cc", "gcc")
+    folder = Path(tempfile.mkdtemp(prefix="pinner-fakes-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    build_all(folder)
+    return folder
+
+
+def build_all(folder: Path) -> None:
+    """Compile every library of the tests into `folder`, with warnings as errors."""
     for major, version in VERSIONS.items():
         _stand_in(folder, major, version)
     other = folder / "older"
     other.mkdir()
     _stand_in(other, 13, 130100)
     lt = (folder / "libcublasLt.so.13", folder / "libcublas.so.13")
-    _shared(folder / "libconsumer.so", ["cublaslt_consumer.c"], link=lt)
-    _shared(folder / "libconsumer_lazy.so", ["cublaslt_consumer.c"], link=lt, flags=["-Wl,-z,lazy"])
+    _shared(folder / "libconsumer.so", ["cublaslt_consumer.c"], ["-Wl,-z,lazy"], lt)
     _shared(
         folder / "libconsumer12.so", ["cublaslt_consumer.c"], link=[folder / "libcublasLt.so.12"]
     )
@@ -38,7 +48,6 @@ def build_all(folder: Path) -> Path:
     _shared(folder / "libstatic.so", ["cublaslt_consumer.c", "cublaslt.c"], ["-Wl,-Bsymbolic"])
     _shared(folder / "libstatic_open.so", ["cublaslt_consumer.c", "cublaslt.c"])
     build.compile_to(str(folder / "interpose.so"), ["cc"], STRICT)
-    return folder
 
 
 def _stand_in(folder: Path, major: int, version: int) -> None:
@@ -69,9 +78,13 @@ def _shared(
 class Rig(SessionRig):
     """A session with `--cublaslt on`, whose programs find the stand-ins and `cublaslt_calls`."""
 
-    def __init__(self, folder: Path, fakes: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder, **{"cublaslt": "on", "evidence": False, **settings})
-        self.fakes = fakes
+        self.fakes = built()
+
+    def enforce_choices(self, choices: Sequence[Mapping[str, Any]]) -> None:
+        """Turn to enforcing recorded choices."""
+        self.enforce({"cublaslt": entries(choices)})
 
     def calls(self, code: str, behaviour: str = "", **more: str) -> list[Any]:
         """Run a program of calls; returns what it showed. It must end well."""
@@ -120,13 +133,3 @@ def entries(choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         algo = {name: value for name, value in line["config"].items() if name != "blob"}
         found.append({"problem": line["key"], "algo": algo, "blob": line["config"]["blob"]})
     return found
-
-
-def remove(folder: Path) -> None:
-    """Remove built libraries."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def environ_without_compiler(folder: Path) -> dict[str, str]:
-    """An environment in which no compiler is found."""
-    return {"PATH": str(folder), "HOME": os.environ.get("HOME", "/")}

@@ -17,11 +17,13 @@ from . import build, layout, table
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Dict, List, Optional, Set, Tuple
+    from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 CHOOSER = "cublaslt"
 STEM = "libcublasLt.so"
 ROUTE = "preferred_blas_library"
+ROOM = "PINNER_CUBLASLT_RECORDS"
+_MOST_RECORDS = 1 << 20
 _CONSUMERS_SIZE = 1 << 16
 _TOO_LATE = (
     "%s was loaded before pinner could stand in front of it: what is linked with it already goes "
@@ -91,7 +93,7 @@ class Chooser:
             self._introduce()
         if self.routed:
             self._check_route()
-        if files and not questions and not matmuls and not found and device_in_use():
+        if files and not questions and not matmuls and not linked(found) and device_in_use():
             self._bypass(
                 "%s is mapped and no call was seen: whoever uses it looks its functions up by "
                 "itself (dlsym on a handle), past the lock" % ", ".join(files)
@@ -112,6 +114,7 @@ class Chooser:
             enforcing=active.enforcing,
             on_miss=int(active.on_miss == "error"),
             rebuild=int(CHOOSER in active.allow),
+            capacity=capacity(os.environ),
             prefix=os.fsencode(os.path.join(folder, ledger.plain_host())),
             process=_who(active),
         )
@@ -265,6 +268,17 @@ def mapped_files() -> List[str]:
     return loaded.copies(loaded.mapped_files(), STEM)
 
 
+def capacity(environ: Mapping[str, str]) -> int:
+    """Return how many problems a process has room for. Raises BuildFault for what is no number."""
+    text = environ.get(ROOM, str(layout.CAPACITY))
+    if not text.isdigit() or not 1 <= int(text) <= _MOST_RECORDS:
+        raise build.BuildFault(
+            "expected a number of problems from 1 to %d in %s, found %r"
+            % (_MOST_RECORDS, ROOM, text)
+        )
+    return int(text)
+
+
 def gpu(found: Dict[str, Any]) -> str:
     """Return the GPU of some facts as it stands in keys: "NVIDIA H200 9.0 132 SMs"; "" without."""
     if "gpu" not in found:
@@ -304,6 +318,14 @@ def consumers(library: Any) -> List[Tuple[str, str, str]]:
         state, symbol, file = row.split("\t", 2)
         found.append((state, symbol, file))
     return found
+
+
+def linked(found: List[Tuple[str, str, str]]) -> List[str]:
+    """Return the files that are linked with cuBLASLt, so that their calls would be seen.
+
+    libcublas is there wherever cuBLASLt is, and says nothing about the program.
+    """
+    return [file for _, _, file in found if not os.path.basename(file).startswith("libcublas.so")]
 
 
 def seen(library: Any) -> Tuple[int, int, int]:

@@ -244,9 +244,9 @@ def _legacy(head: Any) -> List[Line]:
 def _losses(head: Any, torn: int) -> List[Line]:
     found = []
     if head.lost:
-        text = "%d times a decision found no room (%d problems fit): they are not recorded" % (
-            head.lost,
-            head.capacity,
+        text = (
+            "%d times a decision found no room (%d problems fit) and was not recorded: make more "
+            "with PINNER_CUBLASLT_RECORDS" % (head.lost, head.capacity)
         )
         found.append(_problem("bypass", text))
     if head.ambiguous:
