@@ -83,7 +83,8 @@ def judge(
         return Reading(RANDOM)
     if event.label != mismatch.second.label:
         return Reading(REPLACED)
-    return Reading(ORIGIN if mismatch.hashed else RESULT)
+    makes = event.kind in ("op", "kernel") and not event.ins
+    return Reading(ORIGIN if mismatch.hashed or makes else RESULT)
 
 
 def _changed_inputs(mismatch: Mismatch, find_first: Finder, find_second: Finder) -> Reading:

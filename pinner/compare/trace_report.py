@@ -197,7 +197,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _alone(report)
     yield from (f"note: {note}" for note in report.notes)
     command = next_command(report)
-    if command:
+    if command is None and report.head is not None:
+        yield "next: nothing finer can be traced; this call is the one to reproduce alone"
+    if command is not None:
         yield f"next, once for each side: {command}"
     yield from report.sides.names.splitlines()
 
@@ -260,12 +262,9 @@ def _reading(finding: RankFinding, report: Report) -> str:
     if words is not None:
         return words
     if read.kind == reading_of.ORIGIN:
-        inside = (
-            "; a module's parameters count as its own unless they are among its inputs"
-            if event.kind == "module"
-            else ""
-        )
-        return f"this is the origin: inputs equal, outputs different{inside}"
+        return _origin(mismatch)
+    if read.kind == reading_of.RESULT:
+        return _RESULTS.get(event.kind, _RESULTS["step"])
     if read.kind == reading_of.ARRIVED:
         return _arrived(finding, report)
     if read.kind == reading_of.REPLACED:
@@ -278,8 +277,8 @@ def _reading(finding: RankFinding, report: Report) -> str:
         return _untraced(read, mismatch)
     if read.kind == reading_of.ASYNC and first is not None:
         return (
-            f"{read.tensor} was read before an asynchronous copy into it was complete: "
-            f"{_call(first)} in {_where(first)}; wait for it, or copy without non_blocking"
+            f"{read.tensor} was written by {_call(first)} in {_where(first)}, which is "
+            "asynchronous, and was read before that was complete: wait for it first"
         )
     if first is None or second is None:
         known, name, other = (second, "B", "A") if first is None else (first, "A", "B")
@@ -314,9 +313,38 @@ _WORDS = {
     reading_of.OUTSIDE: "outside the capture: an input differs and nothing that was traced wrote "
     "it (initial weights, data, or something before the window or on another rank): widen the "
     "window or trace more ranks",
-    reading_of.RESULT: "only the result was captured: it differs, and what it was made of was not "
-    "hashed: trace at a finer level",
 }
+_RESULTS = {
+    "step": "only the result was captured: it differs, and what it was made of was not hashed: "
+    "trace at a finer level",
+    "grad": "a gradient differs as the optimizer takes it: look at forward, backward and reduction "
+    "of this step at a finer level",
+    "optim": "what the optimizer wrote differs, and no gradient that was traced does: the update "
+    "itself, or the state it had, is the place to look at",
+}
+
+
+def _origin(mismatch: Mismatch) -> str:
+    event = mismatch.first
+    if not event.ins:
+        return (
+            "this is the origin as far as traced: it takes no tensors, so it got other arguments "
+            "or made other bits of the same"
+        )
+    text = "this is the origin: inputs equal, outputs different"
+    for name in ("config", "grid"):
+        first, second = event.extra.get(name), mismatch.second.extra.get(name)
+        if first != second:
+            text += f"; its {name} is {_plain(first)} in A and {_plain(second)} in B"
+    if event.kind == "module":
+        text += "; a module's parameters count as its own unless they are among its inputs"
+    return text
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={each}" for key, each in value.items()) or "empty"
+    return "not known" if value is None else str(value)
 
 
 def _untraced(read: Reading, mismatch: Mismatch) -> str:
@@ -385,8 +413,10 @@ def _alone(report: Report) -> Iterator[str]:
 
 
 def next_command(report: Report) -> str | None:
-    """The trace that looks closer at the first mismatch; None where there is nothing to look at."""
+    """The trace that looks closer at the first mismatch; None where nothing looks closer."""
     if report.head is None or report.head.reading is None:
+        return None
+    if report.head.event.kind == "kernel" and report.head.reading.kind == reading_of.ORIGIN:
         return None
     event, read, log = report.head.event, report.head.reading, report.head.first
     level = log.level if log.level in LEVELS else "ops"

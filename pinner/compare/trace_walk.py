@@ -288,7 +288,7 @@ def compare_pair(first: Event, second: Event, log: Log, other: Log) -> Mismatch 
     ins, hashed = _compare(
         "input", tensors(first, first.ins, log), tensors(second, second.ins, other)
     )
-    if renamed:  # other operations call their arguments by other names
+    if renamed and not _same_arguments(first, second):
         ins = ()
     overwritten = _overwritten(first) | _overwritten(second)
     ins = tuple(diff for diff in ins if diff.path not in overwritten)
@@ -298,6 +298,16 @@ def compare_pair(first: Event, second: Event, log: Log, other: Log) -> Mismatch 
     if unfinished(first) or unfinished(second):
         outs = tuple(diff for diff in outs if _layout(diff.first) != _layout(diff.second))
     return Mismatch(first, second, ins, outs, hashed) if ins or outs else None
+
+
+def _same_arguments(first: Event, second: Event) -> bool:
+    """Whether an operation under another name takes its tensors as the first one does.
+
+    Not where it was taken apart, or takes the same tensors in another order.
+    """
+    paths = [sorted(str(row[0]) for row in event.ins) for event in (first, second)]
+    digests = [sorted(str(row[1]) for row in event.ins) for event in (first, second)]
+    return paths[0] == paths[1] and digests[0] != digests[1]
 
 
 def _plainly_differ(first: Event, second: Event) -> bool:

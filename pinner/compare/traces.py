@@ -44,7 +44,7 @@ def compare_traces(a: Path, b: Path, *, jobs: int, limits: Limits = LIMITS) -> R
         warnings=tuple(_warnings(first, second)),
         missing=tuple(_missing(first, second)),
     )
-    if not any(finding.walk.hashed for finding in found):
+    if report.head is None and not any(finding.walk.hashed for finding in found):
         return Report(sides, incomparable=_nothing(first, second))
     return report
 
@@ -108,7 +108,9 @@ def _pairs(rank: int | None, first: Trace, second: Trace) -> list[_Pair]:
     """Which process of a rank is which: those that begin alike, else in order of time."""
     here, there = list(first.ranks[rank]), list(second.ranks.get(rank, ()))
     pairs = []
-    heads = {log.path: _beginning(log) for log in (*here, *there)} if len(here) > 1 else {}
+    heads = (
+        {log.path: _beginning(log) for log in (*here, *there)} if len(here) + len(there) > 2 else {}
+    )
     for log in here:
         if not there:
             break

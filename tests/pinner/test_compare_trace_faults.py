@@ -261,6 +261,76 @@ class TestMemoryThatIsNotReadyYet:
         assert compared(tmp_path, [first], [second]).exit == 0
 
 
+def event(name: str, ins: str, outs: str, kind: str = "op", **extra: object) -> Line:
+    """An event whose tensors are letters: their digests, and their storages."""
+    rows = [
+        [[str(n), f"p128:{x}", "int8", [1], None, ord(x.lower())] for n, x in enumerate(letters)]
+        for letters in (ins, outs)
+    ]
+    line = {"e": kind, "n": name, "m": "", "p": "f", "s": 0, "in": rows[0], "out": rows[1]}
+    return {**line, "x": extra} if extra else line
+
+
+def test_a_kernel_with_another_config_says_so(tmp_path: Path) -> None:
+    first = event("triton:lib:mm", "a", "b", "kernel", config={"BLOCK": 64}, grid=[4, 1, 1])
+    second = event("triton:lib:mm", "a", "B", "kernel", config={"BLOCK": 32}, grid=[8, 1, 1])
+    report = compared(tmp_path, [[first]], [[second]])
+    assert head(report)[3] == reading_of.ORIGIN
+    text = report.text()
+    assert "its config is BLOCK=64 in A and BLOCK=32 in B; its grid is [4, 1, 1] in A" in text
+    assert "next: nothing finer can be traced" in text
+
+
+def test_an_operation_that_takes_no_tensors_got_other_arguments(tmp_path: Path) -> None:
+    report = compared(
+        tmp_path, [[event("aten.full.default", "", "a")]], [[event("aten.full.default", "", "A")]]
+    )
+    assert head(report)[3] == reading_of.ORIGIN
+    assert "it takes no tensors, so it got other arguments" in report.text()
+
+
+@pytest.mark.parametrize(("kind", "words"), [("grad", "a gradient"), ("optim", "the optimizer")])
+def test_what_only_shows_a_result_asks_for_a_finer_level(
+    tmp_path: Path, kind: str, words: str
+) -> None:
+    sides = [[event("SGD", "", x, kind, parameter="0.3")] for x in "aA"]
+    report = compared(tmp_path, [sides[0]], [sides[1]])
+    assert head(report)[3] == reading_of.RESULT
+    assert words in report.text()
+    assert f"SGD ({kind}), parameter 0.3" in report.text()
+
+
+def test_what_a_rank_received_is_blamed_on_the_rank_that_sent_it(tmp_path: Path) -> None:
+    """Pipeline stages: rank 0 differs late in its step, rank 1 early in its own."""
+    filler = [event("aten.relu.default", "r", "s")] * 20
+    stage0 = [*filler, event("aten.mm.default", "a", "b"), event("isend", "b", "", "p2p")]
+    wrong0 = [*filler, event("aten.mm.default", "a", "B"), event("isend", "B", "", "p2p")]
+    stage1 = [event("irecv", "", "b", "p2p"), event("aten.relu.default", "b", "c")]
+    wrong1 = [event("irecv", "", "B", "p2p"), event("aten.relu.default", "B", "C")]
+    assert head(compared(tmp_path, [stage0, stage1], [wrong0, wrong1]))[:3] == (
+        0,
+        20,
+        "aten.mm.default",
+    )
+    report = compared(tmp_path, [stage0, stage1], [stage0, wrong1])
+    assert head(report)[:3] == (1, 0, "irecv")
+    assert "what irecv received differs, and no traced rank differs before it" in report.text()
+
+
+def test_a_renamed_operation_whose_inputs_differ_is_no_origin(tmp_path: Path) -> None:
+    first = [event("aten.add.Tensor", "ab", "c"), event("aten.mul.Tensor", "cd", "e")]
+    second = [event("aten.add.Tensor", "ab", "c"), event("aten.multiply", "Cd", "E")]
+    report = compared(tmp_path, [first], [second])
+    assert head(report)[1:] == (1, "aten.mul.Tensor", reading_of.UNTRACED)
+
+
+def test_shapes_that_differ_count_where_nothing_was_hashed(tmp_path: Path) -> None:
+    line = event("aten.nonzero.default", "", "a")
+    line["out"][0][1] = None
+    other = {**line, "out": [["0", None, "int8", [7]]]}
+    assert compared(tmp_path, [[line]], [[other]]).exit == 1
+
+
 def test_runs_that_are_equally_not_a_number_are_equal(tmp_path: Path) -> None:
     nan = [{"e": "op", "n": "aten.log.default", "s": 0, "in": [], "out": [["0", "p128:nan"]]}]
     assert compared(tmp_path, [nan], [nan]).exit == 0
