@@ -23,6 +23,7 @@ void *legacy_function(const void *caller, int symbol, const char *name);
 int is_ours(const void *address);
 void name_of_caller(const void *caller, char out[TEXT]);
 uint64_t ambiguous_calls(void);
+void forget_openers(void);
 
 /* key.c */
 void read_problem(const struct library *library, void *desc, void *const matrices[4], struct key *key);
@@ -55,4 +56,5 @@ size_t pin_count(void);
 /* matmul.c */
 extern __thread int inside_legacy;
 int prepare_answers(void);
+void forget_answers(void);
 #endif

@@ -12,12 +12,14 @@
 /* What was found out about a pin when it was first answered: good for this handle as long as the
  * process lives. */
 struct answer {
-    int state; /* 0 nothing yet, 1 being written, 2 good */
-    int generation;
     void *handle;
     struct record *record;
     struct result result;
     int rebuilt;
+};
+struct place {
+    int state; /* 0 nothing yet, 1 being written, 2 good */
+    struct answer answer;
 };
 
 /* The answer a thread got last: its next matmul is expected to use it. */
@@ -30,11 +32,16 @@ struct last {
 
 __thread int inside_legacy; /* libcublas works for a legacy call: what it asks is no question of the user's */
 static __thread struct last last;
-static struct answer *answers;
+static struct place *places; /* one for each pin */
 
 int prepare_answers(void) {
-    answers = calloc(pin_count() + 1, sizeof *answers);
-    return answers == NULL;
+    places = calloc(pin_count() + 1, sizeof *places);
+    return places == NULL;
+}
+
+/* In a child that was forked: its records are its own. */
+void forget_answers(void) {
+    for (size_t i = 0; i < pin_count(); i++) places[i].state = 0;
 }
 
 static void start_record(struct record *record, enum kind kind, const struct key *key,
@@ -122,13 +129,12 @@ static struct record *forced_record(const struct library *library, const struct 
 static int answer_from_lock(const struct library *library, const struct pin *pin, const struct key *key,
                             void *handle, void *desc, void *const m[4], struct result *results,
                             int *returned) {
-    struct answer *known = &answers[pin_number(pin)];
-    if (__atomic_load_n(&known->state, __ATOMIC_ACQUIRE) == 2 && known->handle == handle &&
-        known->generation == generation) {
-        give(known, key, results, returned);
+    struct place *known = &places[pin_number(pin)];
+    if (__atomic_load_n(&known->state, __ATOMIC_ACQUIRE) == 2 && known->answer.handle == handle) {
+        give(&known->answer, key, results, returned);
         return SUCCESS;
     }
-    struct answer found = {.generation = generation, .handle = handle};
+    struct answer found = {.handle = handle};
     struct algo algo;
     int status = SUCCESS;
     enum reason reason = locked_algo(library, pin, handle, key, &algo, &found.rebuilt, &status);
@@ -145,8 +151,7 @@ static int answer_from_lock(const struct library *library, const struct pin *pin
     found.record = forced_record(library, pin, key, &found);
     int empty = 0;
     if (__atomic_compare_exchange_n(&known->state, &empty, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-        found.state = 1; /* whole only when the last word is there */
-        *known = found;
+        known->answer = found;
         __atomic_store_n(&known->state, 2, __ATOMIC_RELEASE);
     }
     give(&found, key, results, returned);

@@ -33,6 +33,9 @@ struct met_function {
 static __thread struct met_function met_functions[CALLERS];
 static const char met_anchor; /* something that lies in this library and nowhere else */
 
+/* In a child that was forked while another thread was looking. */
+void forget_openers(void) { pthread_mutex_init(&opening, NULL); }
+
 uint64_t ambiguous_calls(void) { return __atomic_load_n(&ambiguous, __ATOMIC_RELAXED); }
 
 static const struct library *opened_as(void *opened, int major) {

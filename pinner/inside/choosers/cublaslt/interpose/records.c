@@ -178,6 +178,8 @@ static void in_child(void) {
     mapped = NULL; /* the parent's: its counts are its own */
     opener = 0;
     generation++;
+    forget_answers();
+    forget_openers();
     by_problem = NULL; /* left where it is: free() is not safe here */
     if (map != NULL) munmap(map, mapped_size);
 }
