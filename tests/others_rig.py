@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pinner.inside import stack_rules
 from tests.session_rig import NOTE, Line, SessionRig
 
 PACKAGES = Path(__file__).parent / "fakes" / "packages"
@@ -48,6 +49,14 @@ class Run:
             if line["t"] == "setting" and (not chooser or line["chooser"] == chooser)
         }
 
+    def facts(self) -> dict[str, Any]:
+        """The facts of the stack that can change bits."""
+        found: dict[str, Any] = {}
+        for line in self.lines:
+            found.update(line["facts"] if line["t"] == "facts" else {})
+        on_cpu = stack_rules.evidence_from_cpu(found)
+        return {name: value for name, value in found.items() if stack_rules.is_hard(name, on_cpu)}
+
     def problems(self, kind: str = "") -> list[Line]:
         """The problems, of one kind or all."""
         return [
@@ -64,13 +73,17 @@ def run_each(
     names: Mapping[str, Any] | None = None,
     *,
     on_miss: str = "fallback",
+    hard: Mapping[str, Any] | None = None,
     expect_failures: Sequence[str] = (),
     **environment: str,
 ) -> dict[str, Run]:
-    """Run every program in a process of one session; with `settings`, under a lock of these."""
+    """Run every program in a process of one session; with `settings`, under a lock of these.
+
+    hard: the lock's facts of the stack
+    """
     rig = SessionRig(folder, on_miss=on_miss)
     if settings is not None:
-        rig.enforce({"settings": list(settings)})
+        rig.enforce({"settings": list(settings), "stack": {"hard": dict(hard or {})}})
     given = {"programs": dict(programs), "names": dict(names or {})}
     (folder / "given.json").write_text(json.dumps(given))
     path = os.pathsep.join([str(PACKAGES), str(PACKAGES.parents[2])])

@@ -18,6 +18,7 @@ from pinner.inside.choosers.others import (
     helion,
     nccl,
     registry,
+    sdpa,
     settings,
     transformer_engine,
 )
@@ -53,6 +54,35 @@ def test_a_plugin_and_cudnns_engines_are_known_by_the_files_that_are_mapped() ->
     assert not cudnn.engines_among(names)
     assert cudnn.engines_among([*names, "libcudnn_engines_precompiled.so.9.10"])
     assert cudnn.engines_among(["libcudnn_cnn_infer.so.8"])
+
+
+@pytest.mark.parametrize(
+    ("strict", "warns", "backends", "expected"),
+    [
+        (True, False, ["flash", "math"], [("deterministic", True, "recorded")]),
+        (True, True, ["flash", "math"], [("deterministic", False, "no")]),
+        (False, False, ["flash"], [("deterministic", False, "no")]),
+        (False, False, ["math"], []),
+    ],
+)
+def test_attention_on_a_gpu_is_a_hole_unless_its_backward_adds_in_one_order(
+    said: list[tuple[Any, ...]],
+    strict: bool,
+    warns: bool,
+    backends: list[str],
+    expected: list[Any],
+) -> None:
+    numbers = {"math": 0, "flash": 1}
+    asked = {f"{name}_sdp_enabled": (lambda name=name: name in backends) for name in numbers}
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_get_sdp_priority_order=lambda: [1, 0, 4]),
+        backends=SimpleNamespace(cuda=SimpleNamespace(**asked)),
+        cuda=SimpleNamespace(is_initialized=lambda: True),
+        are_deterministic_algorithms_enabled=lambda: strict,
+        is_deterministic_algorithms_warn_only_enabled=lambda: warns,
+    )
+    sdpa.report(torch)
+    assert said == [("backends", backends, "forced"), *expected]
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -104,6 +134,24 @@ def test_the_tuner_of_flashinfer_is_hooked_once_where_it_is_defined() -> None:
     elsewhere.AutoTuner = tuner  # type: ignore[attr-defined]
     flashinfer.install(elsewhere)
     assert tuner.__init__ is hooked
+
+
+def test_a_look_up_of_flashinfers_tuner_runs_the_dictionarys_own_code() -> None:
+    for table in (flashinfer._Picks, flashinfer._Locked, flashinfer._FirstHits):
+        for name in ("__contains__", "__getitem__", "get", "__iter__"):
+            assert not any(name in vars(kind) for kind in table.__mro__[:1])
+
+
+def test_what_was_loaded_never_hides_a_locked_tactic(said: list[tuple[Any, ...]]) -> None:
+    table = flashinfer._Locked({}, {"('op', 'R', (), ())": ("R", (1, 2))})
+    table["('op', 'R', (), ())"] = ("R", 9)
+    table["other"] = ("R", 9)
+    table.clear()
+    assert dict(table) == {"('op', 'R', (), ())": ("R", (1, 2))}
+    hits = flashinfer._FirstHits(table.wanted)
+    hits.add(("op", "Another"))
+    hits.add(("op", "R"))
+    assert said == [("('op', 'R', (), ())", ["R", [1, 2]], "forced")]
 
 
 def test_a_key_of_helions_is_the_same_text_in_every_process() -> None:

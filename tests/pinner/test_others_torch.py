@@ -100,7 +100,10 @@ note(hasattr(F, "scaled_dot_product_attention"))
 """,
 }
 NAMES = {"backend": "nccl", "ours": {"NCCL_ALGO": "Ring", "NCCL_MIN_NCHANNELS": "4"}}
-ALL = ["flash", "mem_efficient", "math", "cudnn"]
+SDPA = {
+    "backends": (["flash", "mem_efficient", "math", "cudnn"], "forced"),
+    "reduced_math": (False, "recorded"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,7 @@ def test_a_tuner_of_nccls_is_a_hole_and_no_row_holds_a_path(observed: Mapping[st
             "cudnn times",
             {
                 "benchmark": (True, "no"),
-                "deterministic": (False, "forced"),
+                "deterministic": (False, "no"),
                 "tf32": ("tf32", "recorded"),
             },
         ),
@@ -170,10 +173,10 @@ def test_a_tuner_of_nccls_is_a_hole_and_no_row_holds_a_path(observed: Mapping[st
                 "PYTORCH_TUNABLEOP_TUNING": ("0", "forced"),
             },
         ),
-        ("sdpa", {"backends": (ALL, "forced")}),
-        ("sdpa by a layer", {"backends": (ALL, "forced")}),
-        ("sdpa compiled", {"backends": (ALL, "forced")}),
-        ("sdpa chosen", {"backends": (["mem_efficient", "math", "cudnn"], "forced")}),
+        ("sdpa", SDPA),
+        ("sdpa by a layer", SDPA),
+        ("sdpa compiled", SDPA),
+        ("sdpa chosen", {**SDPA, "backends": (["mem_efficient", "math", "cudnn"], "forced")}),
     ],
 )
 def test_what_is_used_has_its_rows(
@@ -229,15 +232,19 @@ def test_a_lock_forces_flags_backends_and_variables(
         "nccl": NCCL.replace("os.environ.update(ours)", ""),
         "nccl against": NCCL.replace("(ours)", "(NCCL_PROTO='LL')"),
         "nccl more": NCCL.replace("(ours)", "(NCCL_NTHREADS='64')"),
+        "idle": "import os\nfor name in ('NCCL_ALGO', 'NCCL_PROTO'): note(os.environ.get(name))",
         "tunableop": "import torch\n",
         "tunableop against": "import os\nos.environ['PYTORCH_TUNABLEOP_TUNING'] = '1'\n",
     }
-    runs = run_each(tmp_path / "session", programs, wanted, NAMES)
+    # NCCL_ALGO as where it was set before the recording, the others as where the program set them.
+    hard = {**observed["idle"].facts(), "env:NCCL_ALGO": "Ring"}
+    runs = run_each(tmp_path / "session", programs, wanted, NAMES, hard=hard)
     assert runs["cudnn"].rows()["deterministic"] == (True, "forced")
-    assert runs["sdpa"].rows("sdpa") == {"backends": (["math", "flash"], "forced")}
+    assert runs["sdpa"].rows("sdpa")["backends"] == (["math", "flash"], "forced")
     assert runs["nccl"].rows("nccl") == observed["nccl"].rows()
     assert runs["tunableop"].rows() == observed["tunableop reads"].rows()
     assert runs["nccl"].notes[-1] == {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+    assert runs["idle"].notes == ["Ring", None]
     assert runs["nccl more"].rows()["NCCL_NTHREADS"] == ("64", "forced")
     texts = {name: [line["text"] for line in run.problems()] for name, run in runs.items()}
     assert [name for name, found in texts.items() if found] == [

@@ -2,8 +2,9 @@
 
 With `torch.backends.cudnn.benchmark` the first convolution of each shape is timed, and no switch
 of torch or cuDNN takes the pick from elsewhere: a hole. Without it cuDNN's heuristic answers, the
-same for one version and GPU, and `deterministic` leaves out the algorithms that add in any order.
-Both flags are forced right after torch is imported. (torch 2.13, torch/backends/cudnn/__init__.py)
+same for one version and GPU. It may answer with an algorithm that adds in any order, a hole too,
+unless `deterministic` or `torch.use_deterministic_algorithms` leaves these out. Both flags are
+forced right after torch is imported. (torch 2.13, torch/backends/cudnn/__init__.py)
 
 cuDNN counts as used once it has mapped its engines: torch links only `libcudnn.so`, and that loads
 them for the first graph it builds (cuDNN 9's libcudnn_engines_*, cuDNN 8's libcudnn_*_infer).
@@ -25,7 +26,8 @@ _ENGINES = ("libcudnn_engines", "libcudnn_heuristic", "libcudnn_ops_infer", "lib
 _BENCHMARK = "benchmark"
 _FLAGS = (_BENCHMARK, "deterministic")
 _TIMED = "each convolution's algorithm is picked by timing: set torch.backends.cudnn.benchmark off"
-_HEURISTIC = "cuDNN's heuristic picks; algorithms that add in any order are %s"
+_HEURISTIC = "cuDNN's heuristic picks among algorithms that add in one order"
+_ANY_ORDER = "algorithms that add in any order are allowed: set torch.backends.cudnn.deterministic"
 
 
 def install(torch: ModuleType) -> None:
@@ -45,26 +47,29 @@ def engines_among(names: Iterable[str]) -> bool:
 
 def _look() -> None:
     if engines_among(looks.mapped_names()):
-        report(sys.modules["torch"].backends.cudnn)
+        report(sys.modules["torch"])
 
 
-def report(flags: Any) -> None:
-    """Write the flags in force. flags: `torch.backends.cudnn`."""
-    benchmark, deterministic = bool(flags.benchmark), bool(flags.deterministic)
-    if benchmark:
-        _report_benchmark()
-    else:
-        settings.report_forced(CHOOSER, _BENCHMARK, False, "nothing is timed")
-    left_out = _HEURISTIC % ("left out" if deterministic else "allowed")
-    settings.report_forced(CHOOSER, "deterministic", deterministic, left_out)
+def report(torch: Any) -> None:
+    """Write the flags in force."""
+    flags = torch.backends.cudnn
+    _report(_BENCHMARK, bool(flags.benchmark), False, "nothing is timed", _TIMED)
+    strict = bool(torch.are_deterministic_algorithms_enabled())
+    in_order = bool(flags.deterministic) or strict
+    _report("deterministic", in_order, True, _HEURISTIC, _ANY_ORDER)
     settings.report(CHOOSER, "tf32", _tf32(flags), settings.RECORDED, "of convolutions")
 
 
-def _report_benchmark() -> None:
-    settings.report(CHOOSER, _BENCHMARK, True, settings.NOT_HELD, _TIMED)
-    wanted = settings.forced(CHOOSER).get(_BENCHMARK)
+def _report(name: str, value: bool, holds: bool, text: str, otherwise: str) -> None:
+    """Write a flag that holds what cuDNN does with one of its values, and leaves a hole with the
+    other."""
+    if value is holds:
+        settings.report_forced(CHOOSER, name, value, text)
+        return
+    settings.report(CHOOSER, name, value, settings.NOT_HELD, otherwise)
+    wanted = settings.forced(CHOOSER).get(name)
     if wanted is not None:
-        settings.contradicted(CHOOSER, _BENCHMARK, wanted, True)
+        settings.contradicted(CHOOSER, name, wanted, value)
 
 
 def _tf32(flags: Any) -> Any:

@@ -33,7 +33,7 @@ _used = False
 
 def force(environ: MutableMapping[str, str]) -> None:
     """Set the locked variables that nobody has set."""
-    variables.force(CHOOSER, VARIABLES, environ)
+    variables.force_early(CHOOSER, VARIABLES, environ)
 
 
 def install(package: ModuleType) -> None:

@@ -2,9 +2,9 @@
 
 NCCL reads its variables, then a configuration file for what they leave open, when the first
 communicator is made; later they do nothing. (NCCL 2.30, src/misc/param.cc and src/graph/tuning.cc)
-What the lock holds is set before torch is imported; it is read again when torch makes a process
-group with NCCL. Where NCCL_ALGO and NCCL_PROTO are not set, NCCL's model picks by message size and
-topology: the same for the same version, machines and ranks, and not held by us.
+What the lock holds is set before torch makes a process group with NCCL, and read there. Where
+NCCL_ALGO and NCCL_PROTO are not set, NCCL's model picks by message size and topology: the same for
+the same version, machines and ranks, and not held by us.
 
 A tuner plugin picks at run time by rules of its own: a hole, unless it is shut out.
 """
@@ -61,7 +61,7 @@ _used = False
 
 def force(environ: MutableMapping[str, str]) -> None:
     """Set the locked variables that nobody has set."""
-    variables.force(CHOOSER, VARIABLES, environ)
+    variables.force_early(CHOOSER, VARIABLES, environ)
 
 
 def install(distributed_c10d: Any) -> None:
@@ -100,6 +100,7 @@ def _nccl_is_built_in(distributed_c10d: Any) -> bool:
 def _report(options: Any) -> None:
     global _used
     _used = True
+    variables.force(CHOOSER, VARIABLES, os.environ)
     found = in_force(os.environ, _configuration_files(os.environ))
     variables.report(CHOOSER, VARIABLES, found, ALWAYS)
     variables.report_files(CHOOSER, FILES, found)

@@ -6,6 +6,9 @@ releases: cuDNN came first in 2.5), and the flags are read again when attention 
 after the first step, and at the end. A program that switches them for a while, by
 `torch.nn.attention.sdpa_kernel`, does so alike in each run; that it does is recorded.
 
+On a GPU the backward passes of all backends but math's add in any order, a hole, unless
+`torch.use_deterministic_algorithms(True)` is on: with warn_only it does nothing here.
+
 Used means looked up: `torch.nn.functional.scaled_dot_product_attention`, by that name, or
 `multi_head_attention_forward`, which calls it. (torch 2.13, torch/nn/attention/__init__.py)
 """
@@ -27,6 +30,10 @@ _FUNCTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward")
 _SWITCHES = ("sdpa_kernel", "_sdpa_kernel")
 _BY_NUMBER = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}  # at::SDPBackend
 _TEXT = "the inputs decide among these, in this order"
+_ANY_ORDER = (
+    "backward passes add in any order: call torch.use_deterministic_algorithms(True), without "
+    "warn_only"
+)
 # Parts of torch that look functions up to list, trace or test them. A layer of torch's, and
 # Dynamo when it meets a call in a program, are uses.
 _USERS_IN_TORCH = (
@@ -75,7 +82,29 @@ def _is_user(module: str) -> bool:
 
 def _look() -> None:
     if _used:
-        settings.report_forced(CHOOSER, BACKENDS, enabled(sys.modules["torch"]), _TEXT)
+        report(sys.modules["torch"])
+
+
+def report(torch: Any) -> None:
+    """Write the flags in force; of the order of additions only where a GPU is in use."""
+    backends = enabled(torch)
+    settings.report_forced(CHOOSER, BACKENDS, backends, _TEXT)
+    reduced = getattr(torch.backends.cuda, "fp16_bf16_reduction_math_sdp_allowed", None)
+    if reduced is not None and "math" in backends:  # torch 2.5
+        text = "whether math may add half precision in half precision"
+        settings.report(CHOOSER, "reduced_math", bool(reduced()), settings.RECORDED, text)
+    if not torch.cuda.is_initialized() or backends == ["math"]:
+        return
+    if in_order(torch):
+        settings.report(CHOOSER, "deterministic", True, settings.RECORDED, "backward passes")
+    else:
+        settings.report(CHOOSER, "deterministic", False, settings.NOT_HELD, _ANY_ORDER)
+
+
+def in_order(torch: Any) -> bool:
+    """Whether backward passes add in one order."""
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return bool(torch.are_deterministic_algorithms_enabled() and not warns)
 
 
 def enabled(torch: Any) -> List[str]:

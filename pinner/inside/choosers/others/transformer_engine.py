@@ -1,7 +1,7 @@
 """TransformerEngine's attention: flash, fused (cuDNN) or its own, chosen by rules and variables.
 
-Nothing is timed. The variables that shut backends out are forced before torch is imported and read
-again when attention first asks for a backend; what it got is recorded for each kind of attention.
+Nothing is timed. The variables that shut backends out are forced before its attention is imported,
+and read again when that first asks for a backend; what it got is recorded for each kind of call.
 With NVTE_ALLOW_NONDETERMINISTIC_ALGO at its default some backward passes add in any order.
 (TransformerEngine 2.20, transformer_engine/pytorch/attention/dot_product_attention/utils.py; in
 one file attention.py before 2.0)
@@ -53,11 +53,12 @@ _LEFT_OUT = ("fp8_meta", "inference_params", "batch_size")
 
 def force(environ: MutableMapping[str, str]) -> None:
     """Set the locked variables that nobody has set."""
-    variables.force(CHOOSER, VARIABLES, environ)
+    variables.force_early(CHOOSER, VARIABLES, environ)
 
 
 def install(module: ModuleType) -> None:
     """Hook where attention asks which backend to take; it keeps the answer for calls alike."""
+    variables.force(CHOOSER, VARIABLES, os.environ)
     original = getattr(module, "get_attention_backend", None)
     if original is None or original.__module__ != module.__name__:
         return

@@ -26,7 +26,7 @@ _TUNES = "GEMM kernels are picked by timing: tune once, then set %s=0 and keep t
 
 def force(environ: MutableMapping[str, str]) -> None:
     """Set the locked switches; torch reads them at the first GEMM."""
-    variables.force(CHOOSER, (ENABLED, TUNING), environ)
+    variables.force_early(CHOOSER, (ENABLED, TUNING), environ)
 
 
 def install(_torch: ModuleType) -> None:

@@ -1,4 +1,9 @@
-"""Environment variables that hold a library's choices: forced before torch, read at first use."""
+"""Environment variables that hold a library's choices: forced before they are read, then told.
+
+Most are forced right before torch is imported, as whoever starts the run sets them. Some are facts
+of the stack as well. One that the program itself set while recording was not there when the stack
+was told, and would be a difference: it is forced where the program would set it, later.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,23 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
+from ... import facts, pins
 from . import settings
 
 if TYPE_CHECKING:
     from typing import Iterable, Mapping, MutableMapping, Optional
 
 UNSET = "not set: the library's own rule decides"
+
+
+def force_early(chooser: str, names: Iterable[str], environ: MutableMapping[str, str]) -> None:
+    """Set what the lock forces, but for what is no fact of its stack. Called before torch."""
+    told = pins.load().stack_hard
+    force(
+        chooser,
+        [name for name in names if name not in facts.SWITCHES or "env:" + name in told],
+        environ,
+    )
 
 
 def force(chooser: str, names: Iterable[str], environ: MutableMapping[str, str]) -> None:
