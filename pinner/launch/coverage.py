@@ -35,6 +35,8 @@ _BY_PROBLEM = {
 _BY_CHOICE = {"fallback": "fallback", "missed": "missed"}
 # The decision stood in a compile cache already.
 _CACHED = ("disk", "cached")
+# Decided by measuring, now or when the library's own disk cache was filled.
+_TIMED = ("tuned", "disk")
 # Decided past the lock unless the lock says the same: by a library's heuristic, by a cache.
 _UNFORCED = ("heuristic", "cached")
 
@@ -174,6 +176,10 @@ class _Met:
             self._other(_BY_CHOICE[record.how], process, _chosen(record))
             return
         decided = self._entries(record)
+        if record.how in _TIMED and not decided and record.alternatives > 1:
+            text = "decided by timing, in this run or an earlier one, and not in the lock"
+            self._other("missed", process, {**_chosen(record), "text": text})
+            return
         if record.how in _UNFORCED and not self._as_locked(process, record, decided):
             return
         places = self._cached if record.how in _CACHED else self._forced

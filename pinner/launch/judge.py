@@ -13,7 +13,7 @@ from pinner.compare.evidence import Difference, RunEvidence
 from pinner.inside.values import readable_named
 from pinner.launch.collect import Run
 from pinner.launch.command_line import is_python
-from pinner.launch.coverage import cover
+from pinner.launch.coverage import cover, described
 from pinner.launch.one_run import nobody_because
 from pinner.launch.participation import Participation, Place
 from pinner.launch.participation import judge as who_took_part
@@ -70,6 +70,15 @@ def held_refusal(lock: Lock, run: Run) -> Refusal | None:
     if not broken:
         return None
     return Refusal(BROKEN, "broken-pins", "pins were broken: " + "; ".join(broken))
+
+
+def holes(lock: Lock, runs: Sequence[Run]) -> tuple[str, ...]:
+    """One line for each decision of validating runs that the lock could not hold."""
+    found: dict[str, None] = {}
+    for run in runs:
+        for entry in cover(lock, run.ledgers).entries["unenforceable"]:
+            found.setdefault(described(entry))
+    return tuple(found)
 
 
 def own_refusal(run: Run) -> Refusal | None:

@@ -119,7 +119,7 @@ def seal(shared: Shared, say: Say) -> Outcome:
     if isinstance(agreed, Refusal):
         return record.refused_outcome(agreed, out, merged.lock, details)
     details.update(record.tell_agreement(agreed, merged.observed, runs[0], say))
-    return record.write_sealed(out, record.seal(merged.lock, agreed, len(runs)), details)
+    return record.write_sealed(out, record.seal(merged.lock, agreed, runs, say), details)
 
 
 def run_name(given: str | None, environ: Mapping[str, str]) -> str:

@@ -143,7 +143,8 @@ class _Recording:
         if isinstance(agreed, Refusal):
             return self._ended(agreed, lock)
         self._details.update(tell_agreement(agreed, observed, runs[0], self._say))
-        return self._seal(lock, agreed)
+        sealed = seal(lock, agreed, runs, self._say)
+        return write_sealed(self._options.out, sealed, self._details)
 
     def _enforced(self, lock: Lock, name: str, replay: bool) -> Run:
         if replay:
@@ -205,10 +206,6 @@ class _Recording:
         processes = counted(len(observed.ledgers), "process")
         self._say(f"{counted(len(draft.entries), 'choice')} seen in {processes}")
 
-    def _seal(self, lock: Lock, agreed: Agreement) -> Outcome:
-        sealed = seal(lock, agreed, self._options.runs)
-        return write_sealed(self._options.out, sealed, self._details)
-
     def _ended(self, refused: Refusal, lock: Lock | None = None) -> Outcome:
         return refused_outcome(refused, self._options.out, lock, self._details)
 
@@ -236,11 +233,19 @@ def make_draft(draft: Draft, observed: Run) -> Lock:
     return draft_lock(draft, run, policy, schema.Evidence())
 
 
-def seal(lock: Lock, agreed: Agreement, runs: int) -> Lock:
-    """The draft with the evidence of its validating runs in it."""
+def seal(lock: Lock, agreed: Agreement, runs: Sequence[Run], say: Say) -> Lock:
+    """The draft with the evidence of its validating runs in it.
+
+    A complete draft stays so only if these runs made no decision past it; such ones are said.
+    """
+    holes = judge.holes(lock, runs)
+    if lock.run.complete:
+        for hole in holes:
+            say(f"not held in a validating run: {hole}")
+    complete = lock.run.complete and not holes
     return replace(
         lock,
-        run=replace(lock.run, sealed=True, runs=runs),
+        run=replace(lock.run, sealed=True, runs=len(runs), complete=complete),
         evidence=locked.keep(agreed.evidence),
     )
 

@@ -194,6 +194,13 @@ def test_what_is_not_in_the_lock_is_never_silent() -> None:
     assert line.startswith("not enforceable: inductor gemm:mm n=2: a compile cache decided it")
 
 
+@pytest.mark.parametrize("how", ["tuned", "disk"])
+def test_what_was_timed_and_is_not_in_the_lock_is_missed(how: str) -> None:
+    found = cover(lock(), [process(choice(1, how), choice(2, how, alternatives=1))])
+    (missed,) = found.entries["missed"]
+    assert (missed["key"], "by timing" in missed["text"]) == ({"n": 1}, True)
+
+
 def test_a_decision_past_the_chooser_has_a_line_of_its_own() -> None:
     told = problem("bypass", "mapped, and no call was seen", chooser="cublaslt", kernel="matmul")
     ledgers = [process(told), process(told, rank=1)]

@@ -10,6 +10,7 @@ SWITCH=0|1        the value of the switch that pinner sets
 FAULT=cache       a compile cache held another choice of Inductor's than the lock
 FAULT=heuristic   Inductor's own heuristic decided a key that nobody recorded
 FAULT=bypass      a locked decision was made past the chooser
+FAULT=late        the same, but only where a lock is enforced
 FAULT=no          a library decided by itself and nothing holds it
 """
 
@@ -90,7 +91,7 @@ def multiply() -> list[str]:
 def plant() -> None:
     """The fault that FAULT names, if it is one of a line alone."""
     told = {"t": "problem", "kind": "bypass", "chooser": "cublaslt", "kernel": "matmul"}
-    if FAULT == "bypass":
+    if FAULT == "bypass" or (FAULT == "late" and enforcing()):
         ledger.write({**told, "text": "mapped, and no call was seen"})
     if FAULT == "heuristic":
         choice("inductor", {"n": 4096}, 7, "heuristic")
