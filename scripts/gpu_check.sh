@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one command of under eight minutes; a short table comes last.
+# All that needs a GPU, in one command of under ten minutes; a short table comes last.
 #
 #   scripts/gpu_check.sh LOGS
 #
@@ -70,7 +70,7 @@ PY
 # Only files with GPU tests are collected: others may need what is not installed here.
 mapfile -t files < <(grep -rlE 'mark\.gpu' tests --include='test_*.py' | sort)
 if [ ${#files[@]} -gt 0 ]; then
-    stage tests 300 "$python" -m pytest -m gpu -q --tb=short -p no:cacheprovider \
+    stage tests 390 "$python" -m pytest -m gpu -q --tb=short -p no:cacheprovider \
         --junitxml="$logs/tests.xml" "${files[@]}"
 else
     row "tests" none "-"
@@ -78,13 +78,13 @@ fi
 
 # The demo needs fla-core; where that is absent the tests above show the same on our own kernels.
 if "$python" -c 'import fla' 2>/dev/null; then
-    TAIL=60 stage demo 150 "$python" scripts/demo.py --no-bisection
+    TAIL=60 stage demo 80 "$python" scripts/demo.py --no-bisection
 else
     row "demo (needs fla-core)" skipped "-"
 fi
 
 if [ -f benchmarks/__main__.py ]; then
-    TAIL=40 stage benchmarks 120 "$python" -m benchmarks --quick
+    TAIL=40 stage benchmarks 90 "$python" -m benchmarks --quick
 fi
 
 echo
