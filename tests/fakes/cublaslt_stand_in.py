@@ -82,6 +82,11 @@ class Rig(SessionRig):
         super().__init__(folder, **{"cublaslt": "on", "evidence": False, **settings})
         self.fakes = built()
 
+    @staticmethod
+    def library() -> Path:
+        """The library in front of cuBLASLt, compiled with warnings as errors."""
+        return built() / "interpose.so"
+
     def enforce_choices(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Turn to enforcing recorded choices."""
         self.enforce({"cublaslt": entries(choices)})

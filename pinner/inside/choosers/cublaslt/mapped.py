@@ -251,8 +251,8 @@ def _losses(head: Any, torn: int) -> List[Line]:
         found.append(_problem("bypass", text))
     if head.ambiguous:
         text = (
-            "%d calls came from libraries that name no version of cuBLAS, and two are loaded: the "
-            "first was taken" % head.ambiguous
+            "cuBLAS was called by a library that names no version of cuBLAS, and two are loaded: "
+            "the lower one was taken (looked up %d times)" % head.ambiguous
         )
         found.append(_problem("bypass", text))
     if torn:

@@ -108,6 +108,7 @@ static void count(int number, int algo) {
     struct map *map = current_map();
     if (map == NULL) return;
     add(&map->symbol[number].calls);
+    __atomic_store_n(&map->ambiguous, ambiguous_calls(), __ATOMIC_RELAXED);
     if (algo == GEMM_AUTOTUNE) add(&map->symbol[number].autotuned);
 }
 
