@@ -168,7 +168,7 @@ def _answer(report: Report) -> str:
         if finding.reading is not None and finding.reading.kind in _READ_BY_INPUT:
             diff = mismatch.diffs[0]
         return (
-            f"A and B differ: first in step {event.step}, {ranks_text([finding.rank])}, "
+            f"A and B differ: first in step {event.step}{_rank(', ', finding.rank)}, "
             f"{_where(event)}: {_call(event)}, {diff.side} {diff.path}"
         )
     same = f"{_many(report.events, 'event')} of {_ranks(report)}{_steps(report)}"
@@ -207,7 +207,7 @@ def _lines(report: Report) -> Iterator[str]:
 def _chain(finding: RankFinding) -> Iterator[str]:
     mismatch, read = finding.mismatch, finding.reading
     assert mismatch is not None
-    rank = ranks_text([finding.rank])
+    rank = finding.rank
     if read is not None and read.writers[0] is not None:
         yield f"  {_place(read.writers[0], rank)}  (last writer seen in A)"
     if read is not None and read.writers[1] is not None and _differ(*read.writers):
@@ -225,8 +225,13 @@ def _chain(finding: RankFinding) -> Iterator[str]:
         yield f"  then {_place(later.first, rank)}"
 
 
-def _place(event: Event, rank: str) -> str:
-    return f"step {event.step}  {rank}  {_where(event)}  {_call(event)}"
+def _place(event: Event, rank: int | None) -> str:
+    return f"step {event.step}{_rank('  ', rank)}  {_where(event)}  {_call(event)}"
+
+
+def _rank(before: str, rank: int | None) -> str:
+    """A rank in a line; nothing where the process had none."""
+    return "" if rank is None else f"{before}rank {rank}"
 
 
 def _differ(first: Event | None, second: Event | None) -> bool:
@@ -389,12 +394,12 @@ def _arrived(finding: RankFinding, report: Report) -> str:
 def _later(report: Report) -> Iterator[str]:
     assert report.head is not None
     here = report.head.walk.differing - 1
-    parts = [f"{_many(here, 'mismatch')} on {ranks_text([report.head.rank])}"] if here else []
+    parts = [f"{_many(here, 'mismatch')}{_rank(' on ', report.head.rank)}"] if here else []
     for finding in report.ranks:
         if finding is not report.head and finding.walk.differing:
             event = finding.event
             parts.append(
-                f"{_many(finding.walk.differing, 'mismatch')} on {ranks_text([finding.rank])} "
+                f"{_many(finding.walk.differing, 'mismatch')}{_rank(' on ', finding.rank)} "
                 f"(first in step {event.step}, {_where(event)}: {_call(event)})"
             )
     yield "later: " + ("; ".join(parts) or "no other mismatch")
@@ -476,9 +481,9 @@ def _steps(report: Report) -> str:
 
 
 def ranks_text(ranks: Iterable[int | None]) -> str:
-    """Ranks in words; None is a process that had none."""
-    names = ["a process without a rank" if rank is None else f"rank {rank}" for rank in ranks]
-    return ", ".join(names) or "no rank"
+    """Ranks in words; None stands for processes that had none."""
+    names = ["no rank" if rank is None else f"rank {rank}" for rank in ranks]
+    return ", ".join(names) or "none"
 
 
 def window_text(window: Window) -> str:

@@ -33,6 +33,7 @@ _DOUBTS = 1 << 16
 _ORDER = re.compile(rb'"q": ?\d+')
 _NUMBERS = re.compile(rb'(?<=[l"],)\d+(?=\])|"q": ?\d+')
 _UNINITIALISED = re.compile(rb'"uninitialised": ?true')
+_OWN_SEED = ("python", "numpy")  # generators that begin with what the system gives; torch's do not
 _RUN_OF_EQUAL_LINES = 32
 _STREAMS = 256  # so many streams may be fingerprinted in a row
 
@@ -94,7 +95,7 @@ class Walk:
     events: pairs. hashed: whether one of them had a digest. mismatches: the first few in execution
     order; differing: how many there are. only: events without a partner; tail: of these, events
     after the other log's end, tail_step: the step of the last of them. steps: first and last step
-    that both have.
+    that both have. unseeded: random number generators whose states never were the same.
     """
 
     events: int = 0
@@ -107,6 +108,7 @@ class Walk:
     tail_step: list[int | None] = field(default_factory=lambda: [None, None])
     ended: list[bool] = field(default_factory=lambda: [False, False])
     steps: tuple[int, int] | None = None
+    unseeded: list[str] = field(default_factory=list)
 
 
 def walk(first: Log, second: Log, scope: Scope | None = None, limits: Limits = LIMITS) -> Walk:
@@ -246,11 +248,23 @@ class _Walker:
             found.differing += 1
             return
         mismatch = self._mismatch(first, second)
-        if mismatch is None:
+        if mismatch is None or self._never_seeded(first):
             return
         found.differing += 1
         insort(found.mismatches, mismatch, key=lambda m: m.first.line)
         del found.mismatches[KEPT:]
+
+    def _never_seeded(self, event: Event) -> bool:
+        """Whether a state differs because the program never set it, so that each process has its
+        own. Where such a generator is used, what it gave differs too."""
+        if event.kind != "random" or event.name not in _OWN_SEED:
+            return False
+        if event.name not in self.found.unseeded:
+            earlier = _mentioning(self._cursors[0].log, (), [f'"n":"{event.name}"'], event.line)
+            if any(other.kind == "random" for other, _ in earlier):
+                return False
+            self.found.unseeded.append(event.name)
+        return True
 
     def _mismatch(self, first: Event, second: Event) -> Mismatch | None:
         if first.ins == second.ins and first.outs == second.outs:

@@ -40,7 +40,7 @@ def compare_traces(a: Path, b: Path, *, jobs: int, limits: Limits = LIMITS) -> R
         sides,
         ranks=tuple(found),
         head=_head([finding for finding in found if finding.mismatch is not None]),
-        notes=tuple(_notes(first, second, pairs)),
+        notes=(*_notes(first, second, pairs), *_unseeded(found)),
         warnings=tuple(_warnings(first, second)),
         missing=tuple(_missing(first, second)),
     )
@@ -254,7 +254,16 @@ def _missing(first: Trace, second: Trace) -> Iterable[str]:
             )
 
 
+def _unseeded(findings: Sequence[RankFinding]) -> Iterable[str]:
+    for name in dict.fromkeys(name for finding in findings for name in finding.walk.unseeded):
+        yield (
+            f"the random number generator of {name} was never in the same state: it is not seeded; "
+            "that alone is no mismatch, what is drawn from it would be"
+        )
+
+
 def _warnings(first: Trace, second: Trace) -> Iterable[str]:
+    unknown = []
     for name, trace in (("A", first), ("B", second)):
         why = f" ({trace.why})" if trace.why else ""
         if trace.valid is False:
@@ -263,10 +272,9 @@ def _warnings(first: Trace, second: Trace) -> Iterable[str]:
                 "here need not be what the untraced run does"
             )
         elif trace.valid is None:
-            yield (
-                f"nobody has shown that tracing left the bits of {name} alone{why}: what is found "
-                "here need not be what the untraced run does"
-            )
+            unknown.append(name + why)
+    if unknown:
+        yield f"not shown that tracing left the bits alone: {' and '.join(unknown)}"
 
 
 def _notes(first: Trace, second: Trace, pairs: Sequence[_Pair]) -> Iterable[str]:

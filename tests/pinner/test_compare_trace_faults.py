@@ -192,6 +192,33 @@ def test_the_state_of_a_generator_that_differs_is_said(tmp_path: Path) -> None:
     assert head(report)[2:] == ("torch.cpu", reading_of.STATE)
 
 
+class TestGeneratorsThatSeedThemselves:
+    def states(self, name: str, *values: str) -> list[Line]:
+        plain = {"e": "random", "n": name, "p": "o", "in": []}
+        return [
+            {**plain, "s": step, "out": [["state", "sha256:" + value, "bytes", [8]]]}
+            for step, value in enumerate(values)
+        ]
+
+    def test_one_that_nobody_seeded_is_a_note(self, tmp_path: Path) -> None:
+        sides = [[event("aten.relu", "a", "b"), *self.states("numpy", *v)] for v in ("ab", "cd")]
+        report = compared(tmp_path, [sides[0]], [sides[1]])
+        assert (report.exit, report.head) == (0, None)
+        assert "generator of numpy was never in the same state: it is not seeded" in report.text()
+
+    def test_one_that_parted_in_the_run_is_a_mismatch(self, tmp_path: Path) -> None:
+        sides = [self.states("numpy", "a", end, end) for end in "bc"]
+        report = compared(tmp_path, [sides[0]], [sides[1]])
+        assert head(report)[1:] == (1, "numpy", reading_of.STATE)
+        assert report.ranks[0].walk.differing == 2
+
+    def test_one_that_nobody_seeded_does_not_hide_the_first_mismatch(self, tmp_path: Path) -> None:
+        first = [*self.states("python", "a"), event("aten.mm.default", "ab", "c")]
+        second = [*self.states("python", "b"), event("aten.mm.default", "ab", "C")]
+        report = compared(tmp_path, [first], [second])
+        assert head(report)[1:] == (1, "aten.mm.default", reading_of.ORIGIN)
+
+
 class TestMemoryThatIsNotReadyYet:
     """Case F6."""
 
