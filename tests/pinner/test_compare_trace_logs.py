@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pinner.compare.trace import TraceError, is_trace, read_trace
 from pinner.compare.trace_align import Limits
@@ -285,6 +289,84 @@ class TestTheReport:
         text = compare_traces(a, b, jobs=1).text()
         assert "outside the capture" in text
         assert "--from-step 0 --to-step 1" in text
+
+
+OPS = st.tuples(
+    st.sampled_from(["aten.mm", "aten.add", "aten.view"]),
+    st.sampled_from(["", "layers.0", "layers.1"]),
+    st.booleans(),
+)
+
+
+class TestAnyProgram:
+    """Whatever it does, however little is held at one time."""
+
+    def program(self, drawn: list[tuple[str, str, bool]]) -> list[Line]:
+        step, events = 0, []
+        for number, (name, module, ends) in enumerate(drawn):
+            row = ["0", f"p128:{number}", "float32", [4], None, number % 5]
+            event = {"e": "op", "n": name, "m": module, "p": "f", "s": step}
+            events.append({**event, "in": [row], "out": [["0", f"p128:o{number}", *row[2:]]]})
+            step += ends and number % 3 == 0
+        return events
+
+    def reports(self, first: list[Line], second: list[Line]) -> Iterator[Report]:
+        with tempfile.TemporaryDirectory() as folder:
+            a = write(Path(folder) / "a", [first])
+            b = write(Path(folder) / "b", [second])
+            for limits in (Limits(), Limits(window=3, sequence=4)):
+                yield compare_traces(a, b, jobs=1, limits=limits)
+
+    @settings(deadline=None, max_examples=40)
+    @given(st.lists(OPS, min_size=1, max_size=40))
+    def test_a_program_is_equal_to_itself(self, drawn: list[tuple[str, str, bool]]) -> None:
+        for report in self.reports(self.program(drawn), self.program(drawn)):
+            assert (report.exit, report.events, report.uncompared) == (0, len(drawn), ())
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.lists(OPS, min_size=1, max_size=40), st.data())
+    def test_the_first_digest_that_differs_is_found(
+        self, drawn: list[tuple[str, str, bool]], data: st.DataObject
+    ) -> None:
+        first, second = self.program(drawn), self.program(drawn)
+        flipped = data.draw(st.sets(st.integers(0, len(drawn) - 1), min_size=1, max_size=4))
+        for at in flipped:
+            second[at]["out"] = [["0", "p128:X", *second[at]["out"][0][2:]]]
+        for report in self.reports(first, second):
+            assert report.head is not None
+            assert (report.exit, report.head.event.order) == (1, min(flipped))
+            assert report.ranks[0].walk.differing == len(flipped)
+
+
+def op(step: int, number: int, **fields: object) -> Line:
+    row = ["0", f"p128:{number}", "float32", [4], None, number]
+    line = {"e": "op", "n": "aten.mm", "m": "", "p": "f", "s": step, "in": [row], "out": [row]}
+    return {**line, **fields}
+
+
+def test_steps_that_begin_again_are_compared_in_their_turn(tmp_path: Path) -> None:
+    """A run that went back to a checkpoint."""
+    first = [op(step, number) for number, step in enumerate([0, 1, 2, 1, 2, 3])]
+    second = [*first[:4], op(2, 99), first[5]]
+    a, b = write(tmp_path / "a", [first]), write(tmp_path / "b", [second])
+    report = compare_traces(a, b, jobs=1)
+    assert report.head is not None
+    assert (report.head.event.order, report.events) == (4, 6)
+    assert compare_traces(a, a, jobs=1).events == 6
+
+
+def test_streams_have_steps_of_their_own(tmp_path: Path) -> None:
+    """The program calls its steps 100, 101, …; one side has one more operation before."""
+    first: list[Line] = []
+    for step in range(3):
+        first += [op(step, 10 * step + n) for n in range(3)]
+        first.append(op(100 + step, step, e="step", n="loss"))
+    second = [*first[:1], op(0, 77, n="aten.view"), *first[1:-1], op(102, 5, e="step", n="loss")]
+    a, b = write(tmp_path / "a", [first]), write(tmp_path / "b", [second])
+    report = compare_traces(a, b, jobs=1)
+    assert report.head is not None
+    assert (report.head.event.name, report.head.event.step) == ("loss", 102)
+    assert (report.events, report.ranks[0].walk.only) == (12, [0, 1])
 
 
 class TestLongLogs:
