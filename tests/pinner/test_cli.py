@@ -205,6 +205,12 @@ class TestEnv:
         assert said.code == 0
         assert said.out.splitlines()[-1].startswith("2 locked: 2 used")
 
+    def test_they_are_told_whether_cublaslt_is_watched(self, pinner: Pinner) -> None:
+        made = pinner("env", "--json", "--cublaslt", "off").json
+        session = json.loads((Path(made["session"]) / "session.json").read_text())
+        assert session["cublaslt"] == "off"
+        assert pinner("env", "--cublaslt", "no").code == 64
+
     def test_broken_pins_are_found_afterwards(self, pinner: Pinner) -> None:
         made = pinner("env", "--json").json
         assert self.started(pinner, {**made["variables"], "FAULT": "invalid"}) == 0

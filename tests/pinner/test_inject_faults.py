@@ -52,6 +52,7 @@ def test_a_torn_session_file_is_named(rig: SessionRig, keep: int) -> None:
     [
         ("version", 2, "has version 2, this pinner reads version 1"),
         ("mode", "watch", "mode must be one of observe, enforce, found 'watch'"),
+        ("cublaslt", "yes", "cublaslt must be one of auto, on, off, found 'yes'"),
         ("on_miss", "ignore", "on_miss must be one of fallback, error, tune, found 'ignore'"),
     ],
 )

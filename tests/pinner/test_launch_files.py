@@ -39,6 +39,23 @@ class TestSession:
         assert os.path.isdir(found.ledger_folder)
         assert session_dir.read(made.path).settings == wanted
 
+    @pytest.mark.parametrize("asked", ["auto", "on", "off"])
+    def test_the_processes_are_told_whether_cublaslt_is_watched(
+        self, tmp_path: Path, asked: Any
+    ) -> None:
+        made = session_dir.create(tmp_path / "s", settings(cublaslt=asked))
+        assert inside_session.read(str(made.path), None).cublaslt == asked
+        assert session_dir.read(made.path).settings.cublaslt == asked
+        assert made.cublaslt.is_dir()
+
+    def test_a_session_of_before_watches_it_where_it_can(self, session: SessionDir) -> None:
+        file = session.path / "session.json"
+        fields = json.loads(file.read_text())
+        del fields["cublaslt"]
+        file.write_text(json.dumps(fields))
+        assert inside_session.read(str(session.path), None).cublaslt == "auto"
+        assert session_dir.read(session.path).settings.cublaslt == "auto"
+
     def test_a_folder_that_is_taken_is_refused(self, session: SessionDir) -> None:
         with pytest.raises(SessionTaken, match="found one"):
             session_dir.create(session.path, settings(run="other"))
