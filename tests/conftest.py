@@ -13,7 +13,7 @@ from tests import lanes
 
 # A workload must never inherit a session from the shell that runs the tests.
 for _name in [n for n in os.environ if n.startswith("PINNER_")]:
-    if _name not in (lanes.REQUIRE_SERVICES, lanes.SOAK):
+    if _name not in (lanes.REQUIRE_SERVICES, lanes.SOAK, lanes.CUBLASLT):
         del os.environ[_name]
 
 # A background job ignores Ctrl-C, and what a process ignores its children ignore too.

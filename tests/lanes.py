@@ -12,6 +12,8 @@ import pytest
 
 REQUIRE_SERVICES = "PINNER_REQUIRE_SERVICES"
 SOAK = "PINNER_SOAK"
+CUBLASLT = "PINNER_TEST_CUBLASLT"
+"""Names the real libcublasLt.so.13, for the tests that hold a stand-in to it."""
 
 
 def soak() -> bool:

@@ -43,6 +43,9 @@ struct object { int count; struct attribute attribute[64]; };
 static const struct attribute DESC[] = {
     {0, 4, 0}, {1, 4, 0}, {2, 4, 0}, {3, 4, 0}, {4, 4, 0}, {5, 4, 0}, {6, 4, 2}, {7, 4, 1}, {8, 8, 0},
     {10, 8, 0}, {11, 8, 0}, {12, 8, 0}, {13, 8, 0}, {14, 8, 0}, {15, 4, 0}, {17, 8, 0}, {18, 8, 0},
+#if VERSION >= 130100
+    {16, 4, 0},
+#endif
     {19, 8, 0}, {20, 8, 0}, {21, 8, 0}, {22, 4, -1}, {23, 8, 0}, {24, 8, 0}, {25, 1, 0}, {26, 4, -1},
 #if VERSION >= 120900 /* scale modes came with 12.8 and 12.9 */
     {31, 4, 0}, {32, 4, 0}, {33, 4, 0}, {34, 4, 0}, {35, 4, 0}, {36, 8, 0}, {37, 4, 0},
@@ -182,9 +185,10 @@ int cublasLtDestroy(void *handle) {
     return OK;
 }
 
-/* data[0..7]: the nine fields in 32 or 16 bits each, then the version the words are good for. */
-static const int PLACE[] = {0, 4, 8, 12, 16, 20, 24, 28, 30};
-static const int SIZE[] = {4, 4, 4, 4, 4, 4, 4, 2, 2};
+/* data[0..7]: the fields in 32 or 16 bits each, then the version the words are good for. */
+enum { FIELDS = VERSION >= 130100 ? 11 : 9 };
+static const int PLACE[] = {0, 4, 8, 12, 16, 20, 24, 28, 30, 0, 32};
+static const int SIZE[] = {4, 4, 4, 4, 4, 4, 4, 2, 2, 0, 2}; /* there is no field 9 */
 
 static void put(algo_t *algo, int field, uint32_t value) {
     memcpy((char *)algo + PLACE[field], &value, (size_t)SIZE[field]);
@@ -195,13 +199,13 @@ static uint32_t take(const algo_t *algo, int field) {
     return value;
 }
 int cublasLtMatmulAlgoConfigGetAttribute(const algo_t *algo, int field, void *value, size_t size, size_t *written) {
-    if (field < 0 || field > 8 || (size != 0 && size != (size_t)SIZE[field])) return INVALID_VALUE;
+    if (field < 0 || field >= FIELDS || SIZE[field] == 0 || (size != 0 && size != (size_t)SIZE[field])) return INVALID_VALUE;
     if (written != NULL) *written = (size_t)SIZE[field];
     if (size != 0) memcpy(value, (const char *)algo + PLACE[field], size);
     return OK;
 }
 int cublasLtMatmulAlgoConfigSetAttribute(algo_t *algo, int field, const void *value, size_t size) {
-    if (field < 1 || field > 8 || size != (size_t)SIZE[field]) return INVALID_VALUE; /* 0 is read only */
+    if (field < 1 || field >= FIELDS || SIZE[field] == 0 || size != (size_t)SIZE[field]) return INVALID_VALUE; /* 0 is read only */
     memcpy((char *)algo + PLACE[field], value, size);
     return OK;
 }

@@ -156,6 +156,7 @@ ORDER = (
     "inner",
     "custom",
     "swizzle",
+    "field10",
     "workspace",
     "blob",
 )
@@ -171,6 +172,7 @@ _TITLES = {
     "inner": "INNER_SHAPE",
     "custom": "CUSTOM",
     "swizzle": "SWIZZLE",
+    "field10": "field 10",
     "workspace": "workspace",
 }
 _ALGO_WORDS = {

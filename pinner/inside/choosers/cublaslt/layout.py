@@ -44,6 +44,7 @@ DESC: List[Field] = [
     ("aux_stride", 13, 8, 0),
     ("alpha_stride", 14, 8, 0),
     ("sm_target", 15, 4, 0),
+    ("attribute16", 16, 4, 0),  # in no header; 13.1 answers for it
     ("aux_type", 22, 4, -1),
     ("fast_accum", 25, 1, 0),
     ("bias_type", 26, 4, -1),
@@ -95,6 +96,7 @@ ALGO: List[Field] = [
     ("stages", 6, 4, 0),
     ("inner", 7, 2, 0),
     ("cluster", 8, 2, 0),
+    ("field10", 10, 2, 0),  # in no header; 13.1 reads and sets it
 ]
 KEY_NAMES = [field[0] for field in PROBLEM + QUESTION]
 ALGO_NAMES = [field[0] for field in ALGO]

@@ -10,7 +10,7 @@
 /* F(name, attribute, bytes, default): the value of an attribute this version of cuBLASLt does not
  * have is its default, so that one problem has one key under all versions. */
 
-/* cublasLtMatmulDescAttributes_t */
+/* cublasLtMatmulDescAttributes_t; 16 is in no header, and 13.1 answers for it */
 #define DESC_FIELDS(F)                                                                             \
     F(compute, 0, 4, 0)                                                                            \
     F(scale, 1, 4, 0)                                                                              \
@@ -25,6 +25,7 @@
     F(aux_stride, 13, 8, 0)                                                                        \
     F(alpha_stride, 14, 8, 0)                                                                      \
     F(sm_target, 15, 4, 0)                                                                         \
+    F(attribute16, 16, 4, 0)                                                                       \
     F(aux_type, 22, 4, -1)                                                                         \
     F(fast_accum, 25, 1, 0)                                                                        \
     F(bias_type, 26, 4, -1)                                                                        \
@@ -80,7 +81,7 @@
     F(max_waves, 9, 4, 0)                                                                          \
     F(impl_mask, 12, 8, -1)
 
-/* cublasLtMatmulAlgoConfigAttributes_t */
+/* cublasLtMatmulAlgoConfigAttributes_t; 10 is in no header, and 13.1 reads and sets it */
 #define ALGO_FIELDS(F)                                                                             \
     F(id, 0, 4, 0)                                                                                 \
     F(tile, 1, 4, 0)                                                                               \
@@ -90,7 +91,8 @@
     F(custom, 5, 4, 0)                                                                             \
     F(stages, 6, 4, 0)                                                                             \
     F(inner, 7, 2, 0)                                                                              \
-    F(cluster, 8, 2, 0)
+    F(cluster, 8, 2, 0)                                                                            \
+    F(field10, 10, 2, 0)
 
 /* The problem that a call to cublasLtMatmul shows; `major` is that of the library. */
 #define PROBLEM_FIELDS(F)                                                                          \
