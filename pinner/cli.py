@@ -57,6 +57,15 @@ own output goes to standard error, the audit to standard output. After a CMD tha
 the audit of what had been decided by then."""
 
 
+TRACE = """\
+Runs CMD once as it is, then once more while writing digests of what goes on inside it, one log for
+each process, to DIR. The trace is valid if both runs left the same evidence; DIR/trace.json says
+so. With -l both run under the lock's choices, and where the lock has evidence the first run is not
+needed. Levels, each with those before it: steps (streams, gradients, optimizer, collectives, random
+states), modules, ops (each operation of the dispatcher), kernels (Triton launches, Inductor's
+kernels)."""
+
+
 class _Usage(Exception):
     """A command line that cannot be meant."""
 
@@ -356,6 +365,31 @@ def _audit(arguments: argparse.Namespace) -> int:
     return outcome.exit or (0 if printed else UNREADABLE)
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    from pinner.launch import enforce, tracing
+
+    _refuse_obstacles(arguments)
+    options = tracing.Options(
+        job=_job(arguments, _command(arguments)),
+        out=arguments.out,
+        level=arguments.level,
+        first=arguments.from_step,
+        last=arguments.to_step,
+        modules=arguments.modules,
+        lock=arguments.lock,
+        check=not arguments.no_check,
+        defer=arguments.defer,
+        expect=arguments.expect,
+    )
+    try:
+        outcome = tracing.trace(options, os.environ, say)
+    except enforce.LockRefused as error:
+        return _failed(arguments, 4, "refused", str(error))
+    say(outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
 def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
     from pinner.launch.one_run import Job
     from pinner.launch.outside import OutsideEvidence
@@ -385,7 +419,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-_RUNS = ("record", "enforce", "audit")
+_RUNS = ("record", "enforce", "audit", "trace")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -473,6 +507,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A", type=Path)
     diff.add_argument("b", metavar="B", type=Path)
     _add_audit(_add(commands, "audit", _audit, "say how a run makes its choices", AUDIT))
+    _add_trace(_add(commands, "trace", _trace, "write down what goes on inside a run", TRACE))
     merge = _add(commands, "merge", _merge, "make a draft lock from folders of ledgers")
     merge.add_argument("folder", metavar="DIR", nargs="+", type=Path)
     _add_out(merge)
@@ -510,6 +545,7 @@ _USAGES = {
     "record": "pinner record [options] -- CMD",
     "enforce": "pinner enforce [options] -- CMD",
     "audit": "pinner audit [options] -- CMD",
+    "trace": "pinner trace -o DIR [options] -- CMD",
     "check": "pinner check LOCK [options] [-- PYTHON]",
 }
 
@@ -623,6 +659,34 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
     )
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", type=Path, required=True, help="a new or empty folder"
+    )
+    parser.add_argument(
+        "--level",
+        choices=("steps", "modules", "ops", "kernels"),
+        default="ops",
+        help="how deep to look (default: ops)",
+    )
+    parser.add_argument("--from-step", metavar="N", type=_at_least(0), help="the first step traced")
+    parser.add_argument("--to-step", metavar="N", type=_at_least(0), help="the last step traced")
+    parser.add_argument(
+        "--modules", metavar="REGEX", type=_expression, help="only modules whose path matches"
+    )
+    parser.add_argument("-l", "--lock", metavar="FILE", type=Path, help="run under this lock")
+    parser.add_argument(
+        "--no-check", action="store_true", help="no untraced run: whether the trace counts is open"
+    )
+    parser.add_argument(
+        "--defer",
+        action="store_true",
+        help="read the digests of tensors on a GPU when the step ends, not one by one",
+    )
+    _add_cublaslt(parser)
+    _add_evidence(parser)
 
 
 def _add_env(parser: argparse.ArgumentParser) -> None:

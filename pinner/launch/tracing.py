@@ -158,6 +158,7 @@ class _Tracing:
             run=name,
             created=session_dir.now(),
             taps=read_taps(job.taps),
+            cublaslt=job.cublaslt,
             hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
         )
         session = session_dir.create(self._options.out / "runs" / name, settings, self._pins)
