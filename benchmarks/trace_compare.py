@@ -46,8 +46,8 @@ def _measure(folder: Path, each: int, ranks: int, jobs: int) -> None:
         f"{each * ranks:,} events in {ranks} ranks, {size / 1e6:.0f} MB a trace, {jobs} at a time, "
         f"Python {sys.version.split()[0]}"
     )
-    seconds, _ = _in_child(lambda: _read(plain))
-    print(f"  {'reading one trace line by line':44s} {seconds:7.2f} s")
+    seconds, busy, _ = _in_child(lambda: _read(plain))
+    print(f"  {'reading one trace line by line':44s} {seconds:7.2f} s   {busy:7.2f} s of cores")
     cases = {
         "equal": Other(),
         "equal, other storage numbers in each line": Other(storage=7),
@@ -59,8 +59,11 @@ def _measure(folder: Path, each: int, ranks: int, jobs: int) -> None:
     for name, how in cases.items():
         other = _trace(folder / "other", each, ranks, how)
         wanted = 0 if how.fault is None else 1
-        seconds, memory = _in_child(lambda o=other, w=wanted: _compare(plain, o, jobs, w))
-        print(f"  {name:44s} {seconds:7.2f} s   {memory / 1024:6.1f} MB a worker")
+        seconds, busy, memory = _in_child(lambda o=other, w=wanted: _compare(plain, o, jobs, w))
+        print(
+            f"  {name:44s} {seconds:7.2f} s   {busy:7.2f} s of cores   "
+            f"{memory / 1024:5.1f} MB a worker"
+        )
         shutil.rmtree(other)
 
 
@@ -77,8 +80,8 @@ def _read(trace: Path) -> None:
                 pass
 
 
-def _in_child(work: Callable[[], object]) -> tuple[float, int]:
-    """Seconds, and the largest resident set of a process below the child, in KiB."""
+def _in_child(work: Callable[[], object]) -> tuple[float, float, int]:
+    """Seconds, those of processors, and the largest resident set of one process, in KiB."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -87,18 +90,19 @@ def _in_child(work: Callable[[], object]) -> tuple[float, int]:
         try:
             work()
             taken = time.perf_counter() - start
-            below = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            os.write(writing, f"{taken} {below or own}".encode())
+            below = resource.getrusage(resource.RUSAGE_CHILDREN)
+            own = resource.getrusage(resource.RUSAGE_SELF)
+            busy = sum(used.ru_utime + used.ru_stime for used in (below, own))
+            os.write(writing, f"{taken} {busy} {below.ru_maxrss or own.ru_maxrss}".encode())
             code = 0
         finally:
             os._exit(code)
     os.close(writing)
     with open(reading) as file:
         found = file.read().split()
-    if os.waitpid(child, 0)[1] or len(found) != 2:
+    if os.waitpid(child, 0)[1] or len(found) != 3:
         raise SystemExit("a measured process failed")
-    return float(found[0]), int(found[1])
+    return float(found[0]), float(found[1]), int(found[2])
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (f"not compared: {line}" for line in report.uncompared)
     if report.incomparable is None:
         yield from _alone(report)
+        yield from _unhashed(report)
     yield from (f"note: {note}" for note in report.notes)
     command = next_command(report)
     if command is None and report.head is not None:
@@ -417,6 +418,16 @@ def _alone(report: Report) -> Iterator[str]:
         )
 
 
+def _unhashed(report: Report) -> Iterator[str]:
+    """Where much was not compared, that is said; a few empty tensors are in every run."""
+    counts = [sum(finding.walk.unhashed[side] for finding in report.ranks) for side in (0, 1)]
+    if max(counts) * 10 > report.events:
+        yield (
+            f"not hashed: {_many(counts[0], 'tensor')} in A, {counts[1]:,} in B (not written yet, "
+            "on their way, or captured): what these held was not compared"
+        )
+
+
 def next_command(report: Report) -> str | None:
     """The trace that looks closer at the first mismatch; None where nothing looks closer."""
     if report.head is None or report.head.reading is None:
@@ -547,6 +558,7 @@ def _rank_json(finding: RankFinding) -> dict[str, Any]:
         "events": found.events,
         "mismatches": found.differing,
         "only": list(found.only),
+        "unhashed": list(found.unhashed),
         "ended": list(found.ended),
         "steps": list(found.steps) if found.steps else None,
         "first": _finding_json(finding),

@@ -32,6 +32,7 @@ _DOUBTS = 1 << 16
 # What says nothing about bits: the running number of an event, and the number of a storage.
 _ORDER = re.compile(rb'"q": ?\d+')
 _NUMBERS = re.compile(rb'(?<=[l"],)\d+(?=\])|"q": ?\d+')
+_NO_DIGEST = b',null,"'  # between the path of a tensor and its dtype
 _UNINITIALISED = re.compile(rb'"uninitialised": ?true')
 _OWN_SEED = ("python", "numpy")  # generators that begin with what the system gives; torch's do not
 _RUN_OF_EQUAL_LINES = 32
@@ -95,7 +96,8 @@ class Walk:
     events: pairs. hashed: whether one of them had a digest. mismatches: the first few in execution
     order; differing: how many there are. only: events without a partner; tail: of these, events
     after the other log's end, tail_step: the step of the last of them. steps: first and last step
-    that both have. unseeded: random number generators whose states never were the same.
+    that both have. unseeded: random number generators whose states never were the same. unhashed:
+    tensors without a digest.
     """
 
     events: int = 0
@@ -109,6 +111,7 @@ class Walk:
     ended: list[bool] = field(default_factory=lambda: [False, False])
     steps: tuple[int, int] | None = None
     unseeded: list[str] = field(default_factory=list)
+    unhashed: list[int] = field(default_factory=lambda: [0, 0])
 
 
 def walk(first: Log, second: Log, scope: Scope | None = None, limits: Limits = LIMITS) -> Walk:
@@ -195,6 +198,7 @@ class _Walker:
         """Takes note of lines that need no comparison."""
         for side, lines in enumerate((data, other)):
             self._counted[side] += events
+            self.found.unhashed[side] += lines.count(_NO_DIGEST)
             if _UNINITIALISED.search(lines):
                 self._doubts[side].look(lines, self._cursors[side].place)
         self.found.events += events
@@ -230,6 +234,7 @@ class _Walker:
     def _block(self, side: int, cursor: Cursor, step: int) -> _Block:
         block = _Block(cursor, step, self._limits.window, self._doubts[side])
         self._counted[side] += block.size
+        self.found.unhashed[side] += block.unhashed
         return block
 
     def _take(self, first: Event | None, second: Event | None) -> None:
@@ -407,6 +412,7 @@ class _Block:
     def __init__(self, cursor: Cursor, step: int, window: int, doubts: Doubts) -> None:
         self.groups: Counter[Group] = Counter()
         self.size = 0
+        self.unhashed = 0
         self._cursor = cursor
         self._place = cursor.place
         self._events: list[Event] | None = []
@@ -419,6 +425,7 @@ class _Block:
             if event.extra.get("uninitialised"):
                 doubts.add(event, cursor.place)
             self.size += 1
+            self.unhashed += cursor.ahead.count(_NO_DIGEST)
             self.groups[event.group] += 1
             if self._events is not None:
                 self._events.append(event)

@@ -358,6 +358,17 @@ def test_shapes_that_differ_count_where_nothing_was_hashed(tmp_path: Path) -> No
     assert compared(tmp_path, [[line]], [[other]]).exit == 1
 
 
+def test_much_that_was_not_hashed_is_said(tmp_path: Path) -> None:
+    line = event("aten.empty", "", "a")
+    line["out"][0][1] = None
+    for count, said in ((3, True), (0, False)):
+        events = [event("aten.relu.default", "a", "b"), *[line] * count]
+        report = compared(tmp_path, [events], [events])
+        assert report.exit == 0
+        assert report.ranks[0].walk.unhashed == [count, count]
+        assert ("not hashed: 3 tensors in A, 3 in B" in report.text()) is said
+
+
 def test_runs_that_are_equally_not_a_number_are_equal(tmp_path: Path) -> None:
     nan = [{"e": "op", "n": "aten.log.default", "s": 0, "in": [], "out": [["0", "p128:nan"]]}]
     assert compared(tmp_path, [nan], [nan]).exit == 0
