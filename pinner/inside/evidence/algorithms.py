@@ -88,7 +88,7 @@ class Nh128(Algorithm):
         if native is not None:
             address = here.__array_interface__["data"][0]
             return nh128.text_of(head, native.sums(address, here.nbytes))
-        return nh128.text_of(head, _sums_by_numpy(numpy, here))
+        return nh128.text_of(head, sums_by_numpy(numpy, here))
 
 
 SHA256 = HostSha256()
@@ -232,13 +232,15 @@ def view_of(tensor: Any) -> Any:
 _numpy_ops: Optional[nh128.ArrayOps] = None
 
 
-def _sums_by_numpy(numpy: Any, array: Any) -> bytes:
+def sums_by_numpy(numpy: Any, array: Any) -> bytes:
     """Return A and B of an array without gaps, by numpy alone."""
     global _numpy_ops
     if _numpy_ops is None:
-        _numpy_ops = nh128.ArrayOps(lambda numbers: numpy.array(numbers, dtype="int64"))
+        _numpy_ops = nh128.ArrayOps(
+            lambda numbers: numpy.array(numbers, dtype="int64"), nh128.ArrayOps.HOST_BLOCKS
+        )
     data = numpy.frombuffer(memoryview(array.tobytes()), dtype="uint8")
-    most = _numpy_ops.CHUNK_BLOCKS * nh128.BLOCK_BYTES
+    most = _numpy_ops.chunk_blocks * nh128.BLOCK_BYTES
     first = second = 0
     for start in range(0, len(data), most):
         chunk = data[start : start + most]

@@ -191,7 +191,8 @@ def layout_of(value: Any) -> str:
         flags = getattr(value, "flags", None)
         if flags is None or not hasattr(value, "strides"):
             return "value"
-        return _strided_class(value.shape, value.strides, bool(flags["C_CONTIGUOUS"]))
+        steps = [step / value.itemsize for step in value.strides]
+        return _strided_class(value.shape, steps, bool(flags["C_CONTIGUOUS"]))
     with no_interference(torch):
         return _layout_of_tensor(torch, value)
 
@@ -221,14 +222,12 @@ def _strided_class(shape: Any, strides: Any, contiguous: bool) -> str:
         return "expanded"
     if any(step < 0 for step in strides):
         return "strided"
-    expected = min(step for step, _ in axes)
-    unit = expected
+    expected = 1
     for step, size in sorted(axes):
         if step != expected:
             return "strided"
-        expected = step * size
-    dense = unit == 1 or (not isinstance(shape, type(axes)) and unit <= 16)
-    return "permuted" if dense else "strided"
+        expected *= size
+    return "permuted"
 
 
 class _Many:

@@ -115,20 +115,24 @@ def sums_as_bytes(first: int, second: int) -> bytes:
 class ArrayOps:
     """The sums by operations on int64 arrays, of torch on one device or of numpy.
 
-    For where there is neither a compiler nor Triton. Works on `CHUNK_BLOCKS` blocks at once, so
-    that the intermediate values stay near the processor and their size is bounded.
+    For where there is neither a compiler nor Triton. The caller gives at most `chunk_blocks` blocks
+    at once, so that the intermediate values stay near the processor and their size is bounded.
     """
 
-    CHUNK_BLOCKS = 64
+    # Fewer elements than torch begins to use threads for: these cost more here than they give.
+    HOST_BLOCKS = 48
+    DEVICE_BLOCKS = 1024
 
-    def __init__(self, int64: Any) -> None:
+    def __init__(self, int64: Any, chunk_blocks: int) -> None:
         """int64: makes an int64 array, where the work is to be done, of a list of such numbers."""
+        self.chunk_blocks = chunk_blocks
         keys = [signed(key) for key in KEYS]
         lanes = [keys[lane : lane + ROWS] for lane in range(LANES)]
         self._keys = [int64(lane).reshape(ROWS, 1) for lane in lanes]
         self._high = [int64([key >> 32 for key in lane]).reshape(ROWS, 1) for lane in lanes]
         self._columns = int64(list(range(1, COLUMNS + 1)))
         self._places = int64(list(range(BLOCK_WORDS))).reshape(1, ROWS, COLUMNS)
+        self._blocks = int64(list(range(chunk_blocks))).reshape(-1, 1)
 
     def sums(self, words: Any, count: int, block: int) -> Tuple[Any, Any]:
         """Return A and B, as arrays of one number, of the words of some blocks.
@@ -160,8 +164,7 @@ class ArrayOps:
 
     def _numbers(self, blocks: int, block: int) -> Any:
         """Each column's number and one, (blocks, 8)."""
-        from_first = self._places.reshape(-1)[:blocks].reshape(-1, 1) * COLUMNS
-        return from_first + block * COLUMNS + self._columns
+        return self._blocks[:blocks] * COLUMNS + block * COLUMNS + self._columns
 
     def _mixed(self, numbers: Any, lanes: List[Any], constants: Tuple[int, int, int]) -> Any:
         start, multiplier, last = (signed(constant) for constant in constants)

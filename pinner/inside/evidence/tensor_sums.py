@@ -121,7 +121,7 @@ class _Joint:
             self._block += data.numel() // nh128.BLOCK_BYTES
 
 
-class _OnHost:
+class OnHost:
     """By the compiled library."""
 
     def __init__(self, native: nh128_native.Native) -> None:
@@ -135,7 +135,7 @@ class _OnHost:
         return bytes(self._sums)
 
 
-class _OnGpu:
+class OnGpu:
     """By the Triton kernel."""
 
     def __init__(self, torch: Any, kernels: nh128_triton.Kernels, device: Any) -> None:
@@ -150,7 +150,7 @@ class _OnGpu:
         return self._sums
 
 
-class _ByTorch:
+class ByTorch:
     """By torch operations on the device."""
 
     def __init__(self, torch: Any, device: Any) -> None:
@@ -160,7 +160,7 @@ class _ByTorch:
         self._sums: Any = None
 
     def add(self, data: Any, block: int) -> None:
-        most = self._ops.CHUNK_BLOCKS * nh128.BLOCK_BYTES
+        most = self._ops.chunk_blocks * nh128.BLOCK_BYTES
         for start in range(0, data.numel(), most):
             self._add(data[start : start + most], block + start // nh128.BLOCK_BYTES)
 
@@ -184,9 +184,9 @@ class _ByTorch:
 def _adder_for(torch: Any, device: Any) -> Any:
     if device.type == "cpu":
         native = nh128_native.load()
-        return _ByTorch(torch, device) if native is None else _OnHost(native)
+        return ByTorch(torch, device) if native is None else OnHost(native)
     kernels = kernels_for(device)
-    return _ByTorch(torch, device) if kernels is None else _OnGpu(torch, kernels, device)
+    return ByTorch(torch, device) if kernels is None else OnGpu(torch, kernels, device)
 
 
 def kernels_for(device: Any) -> Optional[nh128_triton.Kernels]:
@@ -214,5 +214,7 @@ def _ops_on(torch: Any, device: Any) -> nh128.ArrayOps:
             def int64(numbers: Any) -> Any:
                 return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(device)
 
-            ops = _ops[device] = nh128.ArrayOps(int64)
+            here = device.type == "cpu"
+            size = nh128.ArrayOps.HOST_BLOCKS if here else nh128.ArrayOps.DEVICE_BLOCKS
+            ops = _ops[device] = nh128.ArrayOps(int64, size)
         return ops
