@@ -63,12 +63,12 @@ def load_lazily(name: str = "consumer", mode: int = 0) -> Any:
 
 def gemm(library: Any, m: int = 8, n: int = 8, k: int = 64, **more: Any) -> dict[str, Any]:
     """One product of fixed random matrices: its statuses, its algorithm, a digest of its bits."""
-    given = more.pop("given", None)
+    given, seed = more.pop("given", None), more.pop("seed", 0)
     asked = {"workspace": 1 << 20, "align": 256, "requested": 1, "use": FIRST, "own_id": 60}
     call = Call(m=m, n=n, k=k, **{**asked, **more})
     if given is not None:
         call.given = Algo.from_buffer_copy(bytes.fromhex(given))
-    numbers = random.Random(m * 1000003 + n * 1009 + k)
+    numbers = random.Random(seed * 1000000007 + m * 1000003 + n * 1009 + k)
     a, b = (_floats(numbers, size) for size in (m * k, k * n))
     out = (ctypes.c_float * (m * n))()
     outcome = Outcome()
