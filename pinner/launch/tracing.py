@@ -205,6 +205,15 @@ class _Tracing:
 
     def _judged(self, validity: Validity) -> Outcome:
         out = self._options.out
+        if validity.valid is not False and not any(out.glob("rank-*/*.jsonl")):
+            why = (
+                "expected a log of at least one process, found none: what is traced is torch, and "
+                "no process imported it, or none came to a step of the window"
+            )
+            validity = Validity(None, why)
+            return Outcome(
+                judge.NOTHING, "nothing", f"{out}: {why}", out, validity, command_exit=self._code
+            )
         exits = {True: judge.DONE, False: judge.DIFFERS, None: judge.NOTHING}
         statuses = {True: "valid", False: "invalid", None: "unknown"}
         code = exits[validity.valid] if self._options.check else judge.DONE

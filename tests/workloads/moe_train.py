@@ -10,7 +10,7 @@ Started by python, or by torchrun with gloo (ranks sum their gradients).
 
 PLANT=KIND:RANK:STEP[:SITE] plants one fault on one rank at one step ("*" is every rank or step):
 
-bitflip   the low bit of one element of what the linear operation SITE returns (see SITES)
+bitflip   the low bit of one element of what the linear operation of module SITE returns
 atomics   the sum over experts in an order of its own each time, as atomic additions have it
 routing   two tokens change places in the routing map
 scale     the scale of the quantiser is made on another way: times 1/448, not divided by 448
@@ -36,13 +36,9 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import pinner
+from tests.workloads.moe_sites import BLOCKS, EXPERTS
 
-WIDTH, HEADS, EXPERTS, LENGTH, BATCH, WORDS, BLOCKS = 32, 2, 4, 8, 4, 64, 2
-SITES = tuple(
-    f"blocks.{block}.{name}"
-    for block in range(BLOCKS)
-    for name in ("attention.qkv", "attention.out", "experts.router", "experts.up.0")
-)
+WIDTH, HEADS, LENGTH, BATCH, WORDS = 32, 2, 8, 4, 64
 
 
 class Plant:
