@@ -222,6 +222,8 @@ def ulp(rule: Rule, one: int, other: int) -> int | None:
 
 def _kept(name: str, entry: Mapping[str, Any], metadata: Mapping[str, str], start: int) -> Kept:
     begin, end = (int(offset) for offset in entry["data_offsets"])
+    if not isinstance(entry["shape"], list) or end < begin:
+        raise ValueError(f"{name}: {entry}")
     shape = tuple(int(size) for size in entry["shape"])
     stranger = metadata.get(f"dtype:{name}")
     if stranger is not None:  # kept as bytes, the last axis being those of an element
