@@ -1,1 +1,1 @@
-"""What two runs left behind, aligned and read: evidence, later traces. Pure."""
+"""What two runs left behind, aligned and read: evidence, traces, what locks keep of it."""

@@ -188,7 +188,8 @@ def tensors(event: Event, rows: Rows, log: Log) -> dict[str, Tensor]:
         try:
             path, digest, *rest = row
             dtype, shape, _, storage = (*rest, None, None, None, None)[:4]
-            tensor = Tensor(str(path), digest, str(dtype or ""), tuple(shape or ()), storage)
+            known = storage if type(storage) is int and storage >= 0 else None
+            tensor = Tensor(str(path), digest, str(dtype or ""), tuple(shape or ()), known)
         except (TypeError, ValueError) as error:
             raise TraceError(
                 f"{log.path}:{event.line}: expected [path, digest, dtype, shape, …] for a tensor, "

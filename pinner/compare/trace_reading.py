@@ -66,7 +66,7 @@ def judge(
         return Reading(STATE)
     if mismatch.unwritten:
         return Reading(UNWRITTEN, "input " + mismatch.unwritten[0])
-    if is_view(event) and is_view(mismatch.second) and mismatch.hashed:
+    if is_view(event) and is_view(mismatch.second) and mismatch.inputs and mismatch.hashed:
         ins = (
             tensors(event, event.ins, first),
             tensors(mismatch.second, mismatch.second.ins, second),
@@ -83,8 +83,8 @@ def judge(
         return Reading(RANDOM)
     if event.label != mismatch.second.label:
         return Reading(REPLACED)
-    makes = event.kind in ("op", "kernel") and not event.ins
-    return Reading(ORIGIN if mismatch.hashed or makes else RESULT)
+    seen = mismatch.inputs > 0 or event.kind in ("op", "kernel")
+    return Reading(ORIGIN if seen and mismatch.hashed else RESULT)
 
 
 def _changed_inputs(mismatch: Mismatch, find_first: Finder, find_second: Finder) -> Reading:

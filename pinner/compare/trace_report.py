@@ -216,7 +216,7 @@ def _chain(finding: RankFinding) -> Iterator[str]:
     event, second = mismatch.first, mismatch.second
     renamed = f"; in B {_call(second)}" if second.label != event.label else ""
     yield f"  {_place(event, rank)}{renamed}"
-    if not mismatch.ins and event.ins:
+    if not mismatch.ins and mismatch.inputs:
         yield f"    inputs    {'equal' if mismatch.hashed else 'equal where they were hashed'}"
     shown = [*mismatch.ins[:_TENSORS], *mismatch.outs[:_TENSORS]]
     yield from (f"    {_tensor(diff)}" for diff in shown)
@@ -332,9 +332,9 @@ _RESULTS = {
 
 def _origin(mismatch: Mismatch) -> str:
     event = mismatch.first
-    if not event.ins:
+    if not mismatch.inputs:
         return (
-            "this is the origin as far as traced: it takes no tensors, so it got other arguments "
+            "this is the origin as far as traced: it reads no tensors, so it got other arguments "
             "or made other bits of the same"
         )
     text = "this is the origin: inputs equal, outputs different"

@@ -10,7 +10,7 @@ import re
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pinner.compare.trace import (
     Cursor,
@@ -73,14 +73,16 @@ class TensorDiff:
 class Mismatch:
     """A pair of events that differs.
 
-    hashed: whether there are inputs and both runs hashed all of them. unwritten: paths of inputs
-    that were left out because nothing had been written there.
+    inputs: how many tensors it read; what it only writes over is none. hashed: whether both runs
+    hashed all of them. unwritten: paths of inputs that were left out because nothing had been
+    written there.
     """
 
     first: Event
     second: Event
     ins: tuple[TensorDiff, ...]
     outs: tuple[TensorDiff, ...]
+    inputs: int = 1
     hashed: bool = True
     unwritten: tuple[str, ...] = ()
 
@@ -285,7 +287,7 @@ class _Walker:
         if not ins and not found.outs:
             return None
         paths = tuple(diff.path for diff in unwritten)
-        return Mismatch(first, second, ins, found.outs, found.hashed, paths)
+        return replace(found, ins=ins, unwritten=paths)
 
     def _unwritten(self, diff: TensorDiff, first: Event, second: Event) -> bool:
         here, there = self._doubts
@@ -303,20 +305,20 @@ def _alike(first: bytes, second: bytes) -> bool:
 
 def compare_pair(first: Event, second: Event, log: Log, other: Log) -> Mismatch | None:
     """What differs between an event and its partner; None where all that was hashed is equal."""
-    renamed = first.label != second.label
-    ins, hashed = _compare(
-        "input", tensors(first, first.ins, log), tensors(second, second.ins, other)
-    )
-    if renamed and not _same_arguments(first, second):
-        ins = ()
     overwritten = _overwritten(first) | _overwritten(second)
-    ins = tuple(diff for diff in ins if diff.path not in overwritten)
+    here, there = (
+        {path: t for path, t in tensors(event, event.ins, of).items() if path not in overwritten}
+        for event, of in ((first, log), (second, other))
+    )
+    ins, hashed = _compare("input", here, there)
+    if first.label != second.label and not _same_arguments(first, second):
+        ins = ()
     outs, _ = _compare(
         "output", tensors(first, first.outs, log), tensors(second, second.outs, other)
     )
     if unfinished(first) or unfinished(second):
         outs = tuple(diff for diff in outs if _layout(diff.first) != _layout(diff.second))
-    return Mismatch(first, second, ins, outs, hashed) if ins or outs else None
+    return Mismatch(first, second, ins, outs, len(here), hashed) if ins or outs else None
 
 
 def _same_arguments(first: Event, second: Event) -> bool:
@@ -343,9 +345,9 @@ def _plainly_differ(first: Event, second: Event) -> bool:
 def _compare(
     side: str, first: dict[str, Tensor], second: dict[str, Tensor]
 ) -> tuple[tuple[TensorDiff, ...], bool]:
-    """What differs, and whether there is something and all of it was hashed."""
+    """What differs, and whether all that both have was hashed."""
     found = []
-    hashed = bool(first)
+    hashed = True
     for path, tensor in first.items():
         other = second.get(path)
         if other is None:

@@ -313,7 +313,29 @@ def test_an_operation_that_takes_no_tensors_got_other_arguments(tmp_path: Path) 
         tmp_path, [[event("aten.full.default", "", "a")]], [[event("aten.full.default", "", "A")]]
     )
     assert head(report)[3] == reading_of.ORIGIN
-    assert "it takes no tensors, so it got other arguments" in report.text()
+    assert "it reads no tensors, so it got other arguments" in report.text()
+
+
+def test_what_is_only_written_over_is_no_input(tmp_path: Path) -> None:
+    """Empty memory has no digest; who fills it with other bits is the origin all the same."""
+    sides = [event("aten.fill_.Scalar", "a", out, writes=["0"]) for out in "aA"]
+    for side in sides:
+        side["in"][0][1] = None
+    report = compared(tmp_path, [[sides[0]]], [[sides[1]]])
+    assert head(report)[3] == reading_of.ORIGIN
+
+
+def test_a_storage_that_nobody_knows_has_no_writer(tmp_path: Path) -> None:
+    first = [event("aten.relu.default", "a", "b"), event("aten.mm.default", "c", "d")]
+    second = [event("aten.relu.default", "a", "b"), event("aten.mm.default", "C", "D")]
+    for line in (*first, *second):
+        for row in (*line["in"], *line["out"]):
+            row[5] = -1
+    assert head(compared(tmp_path, [first], [second]))[1:] == (
+        1,
+        "aten.mm.default",
+        reading_of.OUTSIDE,
+    )
 
 
 @pytest.mark.parametrize(("kind", "words"), [("grad", "a gradient"), ("optim", "the optimizer")])
