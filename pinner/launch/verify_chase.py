@@ -1,4 +1,4 @@
-"""Follows a divergence to finer and finer levels: steps, modules, operations, kernels. Pure.
+"""Follows a divergence from the step where evidence shows it to modules, operations, kernels. Pure.
 
 At each level the failing window is run twice under tracing and the two traces are compared. Where
 they agree, the divergence did not come back: it is tried again, and said how often. What is found
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Level = Literal["steps", "modules", "ops", "kernels"]
-LEVELS: tuple[Level, ...] = ("steps", "modules", "ops", "kernels")
+Level = Literal["modules", "ops", "kernels"]
+LEVELS: tuple[Level, ...] = ("modules", "ops", "kernels")  # steps are what evidence shows
 TRIES = 3
 
 
@@ -107,7 +107,7 @@ class Link:
 
 
 def chase(start: Window, trace: Trace, compare: Compare, *, tries: int = TRIES) -> tuple[Link, ...]:
-    """The chain from steps down to a kernel, as far as it can be followed.
+    """The chain from modules down to a kernel, as far as it can be followed.
 
     start: the window in which evidence differed.
     """

@@ -33,7 +33,9 @@ SAVE_WAYS = (
 )
 RESTORE_WAYS = (
     "the command must go on from what it finds in its folder ({dir} in the command, or "
-    "$PINNER_VERIFY_DIR), or name the command that does with --restore-with"
+    "$PINNER_VERIFY_DIR), or --restore-with must name the command that does; call "
+    "pinner.checkpoint_restored(state) after that (torch.load and torch.distributed.checkpoint are "
+    "seen by themselves)"
 )
 
 
@@ -82,10 +84,11 @@ class _Verification:
             return verify_run.refused(refused, self._runs)
         self._say("restored from there")
         restored = self._run(RESTORED, folder, self._options.restore_with or self._argv)
-        refused = self._runs.refusal(restored)
+        after = self._told(restored)
+        refused = self._runs.refusal(restored) or _unrestored(after)
         if refused is not None:
             return verify_run.refused(refused, self._runs)
-        return self._compared(whole.evidence(), told, killed, self._told(restored))
+        return self._compared(whole.evidence(), told, killed, after)
 
     def _run(self, role: str, folder: Path, argv: Sequence[str], killer: Any = None) -> Run:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,8 +129,6 @@ class _Verification:
         killed: Mapping[int, Told],
         restored: Mapping[int, Told],
     ) -> Outcome:
-        if not any(told.restored_by for told in restored.values()):
-            self._say(f"note: nothing was seen to be restored: {RESTORE_WAYS}")
         worthless = evidence.constant(evidence_)
         findings = resume.compare(whole, killed, restored)
         return judged(findings, worthless, self._options.at, {"runs": self._runs.made})
@@ -212,6 +213,15 @@ def _unsaved(told: Mapping[int, Told], at: int) -> Refusal | None:
     return Refusal(
         judge.NOTHING, "no-checkpoint", f"expected at least {at} checkpoints, {seen}: {SAVE_WAYS}"
     )
+
+
+def _unrestored(told: Mapping[int, Told]) -> Refusal | None:
+    if any(each.restored_by for each in told.values()):
+        return None
+    text = (
+        f"the second run of the killed history restored nothing, as far as is seen: {RESTORE_WAYS}"
+    )
+    return Refusal(judge.NOTHING, "nothing-restored", text)
 
 
 def _never_held(at: int) -> Refusal:

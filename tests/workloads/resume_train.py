@@ -69,7 +69,8 @@ class Run:
         self.model = Net()
         self.model.pack(self.origin)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.9)
+        decay = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda epoch: 0.9**epoch)
+        self.schedule = decay
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
         data = TensorDataset(torch.randn(4 * BATCH, 8))
         self.draw = torch.Generator().manual_seed(rank)

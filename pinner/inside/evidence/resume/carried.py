@@ -23,10 +23,14 @@ def place(path: str) -> str:
 
 
 def lock_in_force() -> Optional[str]:
-    """Return the digest of the lock that this process enforces, or None."""
+    """Return the digest of the lock that this process enforces, or None.
+
+    A process that asks takes part in the run, though it may decide nothing.
+    """
     active = session.current()
     if active is None or active.pins is None or not active.enforcing:
         return None
+    ledger.open_now()
     return pins.load().lock
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Leaves = Dict[str, str]
 
 _DEEPEST = 12
+_ROW = 32
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None))
 
 
@@ -70,6 +71,9 @@ def _leaves(value: Any, path: str, depth: int, above: Set[int]) -> Iterator[Tupl
     if _is_leaf(value):
         yield path, value
         return
+    if _is_row(value):
+        yield path, repr(value).encode("utf-8", "surrogatepass")
+        return
     if depth == 0 or id(value) in above:
         return
     if is_generator(value):
@@ -87,6 +91,13 @@ def _is_leaf(value: Any) -> bool:
     if torch is not None and isinstance(value, torch.Tensor):
         return True
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it is a long row of numbers, as Python's random state is: one leaf, not hundreds."""
+    if not isinstance(value, (list, tuple)) or len(value) <= _ROW:
+        return False
+    return all(isinstance(part, _PLAIN) for part in value)
 
 
 def _parts(value: Any) -> Iterator[Tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Dict, List, Tuple
+    from typing import Any, Dict, List, Set, Tuple
 
 
 class Registry:
@@ -90,9 +90,21 @@ def meet_new(base: Any, registry: Registry) -> None:
 
 def roots(torch: Any) -> List[Tuple[str, Any]]:
     """Return the modules that are inside no other one; copies, which no hook sees, come last."""
+    kinds = _kinds(torch.nn.Module)
     for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.Module):  # never isinstance: a proxy would wake up
+        if type(each) in kinds:  # never isinstance: a proxy would wake up
             modules.add(each)
     living = [pair for pair in modules.living() if "_modules" in vars(pair[1])]
     inside = {id(child) for _, module in living for child in module._modules.values()}
     return [(name, module) for name, module in living if id(module) not in inside]
+
+
+def _kinds(base: Any) -> Set[Any]:
+    """Return `base` and all of its subclasses."""
+    found = {base}
+    waiting = [base]
+    while waiting:
+        new = [each for each in type.__subclasses__(waiting.pop()) if each not in found]
+        found.update(new)
+        waiting += new
+    return found

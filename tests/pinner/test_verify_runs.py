@@ -1,0 +1,147 @@
+"""`pinner verify --runs` and `--scale` on real processes: equal, different, nothing to compare."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from pinner.compare.evidence import Difference, RunEvidence
+from pinner.launch.verify import failing_window
+from pinner.launch.verify_chase import Window
+from tests.command_rig import Pinner, python
+from tests.verify_rig import Verify
+
+PLAIN = python("verify_plain.py")
+
+
+@pytest.fixture
+def verify(tmp_path: Path) -> Verify:
+    return Verify(tmp_path)
+
+
+@pytest.fixture
+def step() -> int:
+    """A step of the workload, drawn."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    return random.Random(seed).randrange(6)
+
+
+class TestIndependentRuns:
+    def test_that_are_equal(self, verify: Verify) -> None:
+        outcome = verify.runs(PLAIN, 3)
+        assert (outcome.exit, outcome.status) == (0, "equal"), outcome.text
+        assert outcome.details["evidence"] == {"value": {"0": 6}}
+        assert [run["name"] for run in outcome.details["runs"]] == ["run-1", "run-2", "run-3"]
+
+    def test_that_differ_say_stream_and_step(self, verify: Verify, step: int) -> None:
+        outcome = verify.runs(PLAIN, FLIP=str(step))
+        assert (outcome.exit, outcome.status) == (1, "differs")
+        found = outcome.details["difference"]
+        assert (found["stream"], found["step"]) == ("value", step)
+        assert found["runs"] == ["run-1", "run-2"]
+        assert f"stream 'value', rank 0, step {step}" in outcome.text
+
+    def test_have_fresh_caches_each(self, verify: Verify) -> None:
+        code = (
+            "import os, pinner, pathlib\n"
+            "for name in ('TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR'):\n"
+            "    folder = pathlib.Path(os.environ[name])\n"
+            "    for step in range(2): pinner.fingerprint(name, [folder.exists(), step])\n"
+            "    folder.mkdir(parents=True)\n"
+        )
+        outcome = verify.runs([PLAIN[0], "-c", code])
+        assert outcome.exit == 0, outcome.text
+
+    def test_under_a_lock_with_the_evidence_it_was_recorded_with(self, verify: Verify) -> None:
+        folder = verify.folder / "lock"
+        folder.mkdir()
+        script = folder / "says.py"
+        script.write_text(
+            "import pinner\npinner.fingerprint('x', 1)\nfor n in range(3): print('loss', n * 0.5)\n"
+        )
+        pinner = Pinner(folder)
+        said = pinner("record", "--evidence-stdout", "loss .*", "--", PLAIN[0], str(script))
+        lock = folder / "pinner.lock.toml"
+        assert said.code == 0, said.err
+        outcome = verify.runs([PLAIN[0], str(script)], lock=lock)
+        assert outcome.exit == 0, outcome.text
+        assert any(name.startswith("stdout") for name in outcome.details["evidence"])
+
+    def test_under_a_lock_that_cannot_be_read(self, verify: Verify) -> None:
+        outcome = verify.runs(PLAIN, lock=verify.folder / "none.toml")
+        assert (outcome.exit, outcome.status) == (4, "refused")
+
+
+class TestNothingToCompare:
+    def test_no_evidence(self, verify: Verify) -> None:
+        outcome = verify.runs([PLAIN[0], "-c", "import pinner.inside.ledger as l; l.open_now()"])
+        assert (outcome.exit, outcome.status) == (2, "no-evidence")
+
+    def test_streams_that_show_nothing(self, verify: Verify) -> None:
+        outcome = verify.runs(PLAIN, CONSTANT="1")
+        assert (outcome.exit, outcome.status) == (2, "worthless-evidence")
+
+    def test_a_command_that_fails(self, verify: Verify) -> None:
+        outcome = verify.runs(PLAIN, EXIT="3")
+        assert (outcome.exit, outcome.status) == (5, "command-failed")
+        assert "ended with 3" in outcome.text
+
+
+class TestScale:
+    def test_that_changes_bits_says_from_which_step_on(self, verify: Verify) -> None:
+        outcome = verify.scale([*PLAIN, "{n}"], [1, 2, 4])
+        assert (outcome.exit, outcome.status) == (1, "differs")
+        found = outcome.details["differences"]
+        assert [(row["sizes"], row["step"]) for row in found] == [([1, 2], 3), ([1, 4], 3)]
+        assert "sizes 1 and 2 differ: stream 'value', rank 0, step 3" in outcome.text
+        assert "the order in which collectives add" in outcome.lines[-1]
+
+    def test_that_changes_none(self, verify: Verify) -> None:
+        outcome = verify.scale([*PLAIN, "{n}"], [1, 2], SIZE="1")
+        assert (outcome.exit, outcome.status) == (0, "equal")
+        assert "6 steps compared" in outcome.text
+
+    def test_of_a_command_that_fails(self, verify: Verify) -> None:
+        assert verify.scale([*PLAIN, "{n}"], [1, 2], EXIT="1").exit == 5
+
+
+def test_a_planted_divergence_is_followed_to_its_operation(verify: Verify) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    step, layer = draw.randrange(4), draw.randrange(3)
+    environ = {"FLIP": f"{step}:{layer}", "OMP_NUM_THREADS": "1"}
+    outcome = verify.runs(python("verify_train.py"), chase=True, **environ)
+    assert outcome.exit == 1, outcome.text
+    levels = {link["level"]: link["first"] for link in outcome.details["chain"]}
+    assert list(levels) == ["modules", "ops", "kernels"], outcome.text
+    for found in levels.values():
+        assert (found["step"], found["module"]) == (step, str(layer)), outcome.text
+    assert (levels["modules"]["kind"], levels["modules"]["name"]) == ("module", "Layer")
+    assert (levels["ops"]["kind"], levels["ops"]["name"]) == ("op", "aten.mul.Tensor")
+    assert levels["ops"]["began_here"]
+    assert "first different op: aten.mul.Tensor" in outcome.lines[-1]
+
+
+class TestTheFailingWindow:
+    RUN = RunEvidence(
+        {
+            "optimizer0/gradients": {0: tuple((n, f"d{n}") for n in range(9))},
+            "loss": {1: tuple((n, f"d{n}") for n in range(100, 109))},
+        }
+    )
+
+    @pytest.mark.parametrize(
+        ("difference", "window"),
+        [
+            (Difference("optimizer0/gradients", 0, 4, "a", "b"), Window(4, 4)),
+            (Difference("loss", 1, 104, "a", "b"), Window(4, 5)),  # before or after its step
+            (Difference("loss", 1, None, "a", None), Window()),
+            (Difference("other", 0, 3, None, "b"), Window()),
+        ],
+    )
+    def test_is_counted_in_optimizer_steps(self, difference: Difference, window: Window) -> None:
+        assert failing_window(self.RUN, difference) == window
