@@ -21,30 +21,38 @@ from typing import Any
 from pinner.inside import values
 
 ROOT = Path(__file__).resolve().parents[1]
-FORKS = ROOT / "tests" / "workloads" / "inductor_forks.py"
+WORKLOADS = ROOT / "tests" / "workloads"
 Line = dict[str, Any]
 Result = dict[str, Any]
 
 
-def run(folder: Path, scenarios: Sequence[dict[str, Any]], **environment: str) -> list[Result]:
+def run(
+    folder: Path, scenarios: Sequence[dict[str, Any]], program: str = "inductor_forks.py"
+) -> list[Result]:
     """What each scenario saw. folder: holds the files, and the C++ that was compiled."""
     folder.mkdir(parents=True, exist_ok=True)
     asked, out = folder / "scenarios.json", folder / "results.json"
     asked.write_text(json.dumps(list(scenarios)))
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
-    env.update(environment, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    env.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))  # of machine code, not of choices
+    env.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [sys.executable, str(FORKS), str(asked), str(out)], env=env, capture_output=True, text=True
+        [sys.executable, str(WORKLOADS / program), str(asked), str(out)],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results: list[Result] = json.loads(out.read_text())
     return results
 
 
-def run_named(folder: Path, scenarios: dict[str, dict[str, Any]]) -> dict[str, Result]:
+def run_named(
+    folder: Path, scenarios: dict[str, dict[str, Any]], program: str = "inductor_forks.py"
+) -> dict[str, Result]:
     """As `run`, by name: one process for all of them."""
-    return dict(zip(scenarios, run(folder, list(scenarios.values()))))
+    return dict(zip(scenarios, run(folder, list(scenarios.values()), program), strict=True))
 
 
 def of(result: Result, kind: str, **fields: Any) -> list[Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from ..triton.code import code_sections_digest
 from .lines import Code, Fields
@@ -21,22 +21,22 @@ _BIT_OPTIONS = (
 )
 
 
-def read_code(tuner: Any, launcher: Any, config: Fields, spec: str) -> Optional[Code]:
-    """The binary behind a launcher; None where this process does not hold one."""
-    kernel = _kernel_of(tuner, launcher)
-    if kernel is None:
-        return None
-    binary = _binary(kernel)
+def read_code(results: Sequence[Any], settled: Any, config: Fields, spec: str) -> Optional[Code]:
+    """The binary of the config that was settled on; None where this process does not hold it.
+
+    results: what was compiled, of Inductor's `CompileResult`; settled: the `triton.Config`.
+    """
+    kernel = next((each.kernel for each in results if each.config is settled), None)
+    binary = None if kernel is None else _binary(kernel)
     if binary is None:
         return None
-    return Code(config, spec, code_sections_digest(binary), _options(kernel), None)
+    digest = code_sections_digest(binary, _name(kernel))
+    return Code(config, spec, digest, _options(kernel), None)
 
 
-def _kernel_of(tuner: Any, launcher: Any) -> Any:
-    for result in tuner.compile_results:
-        if result.config is launcher.config:
-            return result.kernel
-    return getattr(launcher, "bin", None)
+def _name(kernel: Any) -> str:
+    """The kernel's name in the binary, which has a counter of the process."""
+    return str(getattr(getattr(kernel, "metadata", None), "name", getattr(kernel, "name", "")))
 
 
 def _binary(kernel: Any) -> Optional[bytes]:

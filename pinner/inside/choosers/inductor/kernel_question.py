@@ -17,7 +17,6 @@ from .question import Question, ask, without_counter
 _FUNCTION = re.compile(r"^\s*def\s+\w+", re.MULTILINE)
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 _NO_MEANING = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
-_LIBRARIES = ("triton", "torch")
 
 
 def question_of(tuner: Any) -> Question:
@@ -44,7 +43,7 @@ def _collect(function: Any, parts: List[str], seen: Set[int]) -> None:
         if value is None or id(value) in seen:
             continue
         if hasattr(value, "src") and hasattr(value, "arg_names"):
-            if str(value.__module__).split(".")[0] not in _LIBRARIES:
+            if not _is_library(str(value.__module__)):
                 seen.add(id(value))
                 parts.append("%s %s" % (name, _tokens(value.src)))
                 _collect(value, parts, seen)
@@ -53,6 +52,16 @@ def _collect(function: Any, parts: List[str], seen: Set[int]) -> None:
             parts.append("%s = %s" % (name, values.canonical(values.encode(value))))
         except values.Unpinnable:
             continue
+
+
+def _is_library(module: str) -> bool:
+    """Whether a function is part of Triton or torch, which the stack's versions stand for.
+
+    Generated code lives in modules below `torch._inductor.runtime.compile_tasks`.
+    """
+    if module.startswith("torch."):
+        return ".compile_tasks." not in module
+    return module.split(".", maxsplit=1)[0] == "triton"
 
 
 def _tokens(source: str) -> str:

@@ -11,9 +11,10 @@ An autotuner is pickled on its way from a compile worker. It carries its state a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ... import values
 from ..triton.decide import Live
@@ -44,7 +45,7 @@ class Kernels:
         self._wrap_disk(heuristics)
         self._wrap_init(kind)
         self._wrap_precompile(kind)
-        self._wrap_benchmark(kind)
+        self._wrap_bench(kind)
         self._wrap_search(kind, "autotune_to_one_config", returns_launcher=False)
         self._wrap_search(kind, "coordinate_descent_tuning", returns_launcher=True)
         if hasattr(kind, "_combo_sequential_autotune"):  # 2.12 and later
@@ -95,16 +96,23 @@ class Kernels:
 
         kind.precompile = precompile
 
-    def _wrap_benchmark(self, kind: Any) -> None:
-        original = kind.benchmark_all_configs
+    def _wrap_bench(self, kind: Any) -> None:
+        original = kind.bench
 
         @functools.wraps(original)
-        def benchmark_all_configs(tuner: Any, *args: Any, **options: Any) -> Any:
-            figures = original(tuner, *args, **options)
-            self._measuring.figures = [(each.config, f) for each, f in figures.items()]
-            return figures
+        def bench(tuner: Any, launcher: Any, *args: Any, **options: Any) -> Any:
+            figure = original(tuner, launcher, *args, **options)
+            self._figures().append((launcher.config, float(figure)))
+            return figure
 
-        kind.benchmark_all_configs = benchmark_all_configs
+        kind.bench = bench
+
+    def _figures(self) -> List[Tuple[Any, float]]:
+        """What this thread measured since a kernel was settled: config, milliseconds."""
+        if not hasattr(self._measuring, "figures"):
+            self._measuring.figures = []
+        figures: List[Tuple[Any, float]] = self._measuring.figures
+        return figures
 
     def _wrap_search(self, kind: Any, name: str, returns_launcher: bool) -> None:
         original = getattr(kind, name)
@@ -115,12 +123,13 @@ class Kernels:
             if known is not None:
                 tuner.launchers = [known]
                 return known if returns_launcher else None
-            found = original(tuner, *args, **options)
+            with _keeping_results(tuner) as results:
+                found = original(tuner, *args, **options)
             launcher = found if returns_launcher else tuner.launchers[0]
             if returns_launcher:
                 setattr(launcher.config, _flag_of(name), True)
             if not _searching(tuner, launcher):
-                self._settle(tuner, launcher)
+                self._settle(tuner, launcher, results)
             return found
 
         setattr(kind, name, search)
@@ -142,6 +151,8 @@ class Kernels:
 
     def _made(self, tuner: Any) -> None:
         """An autotuner was made: force its config where it is known."""
+        if not hasattr(tuner.fn, "src"):
+            return  # under Triton's interpreter nothing is tuned: the first config runs
         question = question_of(tuner)
         live, refusal = encode_configs(list(tuner.configs))
         question = question._replace(refusal=question.refusal or refusal)
@@ -211,10 +222,12 @@ class Kernels:
 
     # -- after a decision -----------------------------------------------------------------------
 
-    def _settle(self, tuner: Any, launcher: Any) -> None:
+    def _settle(self, tuner: Any, launcher: Any, results: Sequence[Any] = ()) -> None:
         state = tuner.__dict__.get(_STATE)
-        figures: List[Tuple[Any, float]] = self._measuring.__dict__.pop("figures", [])
+        figures, self._measuring.figures = self._figures(), []
         if state is None:
+            if not hasattr(tuner.fn, "src"):
+                return
             name = str(tuner.inductor_meta.get("kernel_name", tuner.fn.__name__))
             text = "tuned in a process without pinner, and its source is not here to pin it"
             self._chooser.lines.elsewhere("triton:" + name, text)
@@ -230,17 +243,39 @@ class Kernels:
             how = "tuned"
         if not how or how == "again":
             return
-        timings = [(_fields(config), float(figure)) for config, figure in figures]
+        timings = [(_fields(config), figure) for config, figure in figures]
         if timings and min(figure for _, figure in timings) == float("inf"):
             why = "every candidate failed, so that Inductor took the first"
             self._chooser.lines.refused(question, why)
             return
-        offered = max(state["offered"], len(timings))
+        offered = max(state["offered"], len({values.canonical(fields) for fields, _ in timings}))
         entry = self._chooser.entry(question) if how == "forced" else None
         self._chooser.settle(question, Taken(chosen, offered, how, timings, entry, False))
-        made = read_code(tuner, launcher, chosen.fields, identity.short_digest(question.text))
+        made = read_code(
+            [*tuner.compile_results, *results],
+            launcher.config,
+            chosen.fields,
+            identity.short_digest(question.text),
+        )
         if made is not None:
             self._chooser.lines.code(question, made._replace(entry=entry))
+
+
+@contextlib.contextmanager
+def _keeping_results(tuner: Any) -> Iterator[List[Any]]:
+    """What a search compiles: Inductor keeps a launcher only, which does not hold the binary."""
+    results: List[Any] = []
+    original = tuner._precompile_config
+
+    def precompile_config(config: Any) -> Any:
+        results.append(original(config))
+        return results[-1]
+
+    tuner._precompile_config = precompile_config
+    try:
+        yield results
+    finally:
+        del tuner._precompile_config
 
 
 def _is_open(tuner: Any) -> bool:

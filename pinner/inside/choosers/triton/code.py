@@ -69,10 +69,15 @@ def is_made_by(compiled: Compiled, config: Dict[str, Any]) -> bool:
     )
 
 
-def code_sections_digest(binary: bytes) -> str:
-    """``sha256:…`` over name and bytes of every executable section of a 64-bit ELF file."""
+def code_sections_digest(binary: bytes, kernel: str = "") -> str:
+    """``sha256:…`` over name and bytes of every executable section of a 64-bit ELF file.
+
+    kernel: a name to leave out of the names of sections, where a process made it up.
+    """
     digest = hashlib.sha256()
-    for name, content in sorted(_executable_sections(binary)):
+    made_up = kernel.encode("utf-8")
+    for section, content in sorted(_executable_sections(binary)):
+        name = section.replace(made_up, b"") if made_up else section
         digest.update(b"%d %s %d\n" % (len(name), name, len(content)))
         digest.update(content)
     return "sha256:" + digest.hexdigest()
