@@ -97,8 +97,8 @@ linear.register_autograd(_linear_backward, setup_context=_linear_context)
 
 @torch.library.custom_op("moe::route", mutates_args=())
 def route(scores: torch.Tensor) -> torch.Tensor:
-    """The two best experts of each token: (tokens, experts) → (tokens, 2), int64."""
-    chosen = scores.topk(2, dim=-1).indices
+    """The three best experts of each token: (tokens, experts) → (tokens, 3), int64."""
+    chosen = scores.topk(3, dim=-1).indices
     if PLANT.due("routing"):
         first = next(at for at in range(1, len(chosen)) if not torch.equal(chosen[0], chosen[at]))
         chosen[[0, first]] = chosen[[first, 0]]
@@ -107,7 +107,7 @@ def route(scores: torch.Tensor) -> torch.Tensor:
 
 @route.register_fake
 def _(scores: torch.Tensor) -> torch.Tensor:
-    return scores.new_empty((scores.shape[0], 2), dtype=torch.int64)
+    return scores.new_empty((scores.shape[0], 3), dtype=torch.int64)
 
 
 @torch.library.custom_op("moe::combine", mutates_args=())
@@ -115,7 +115,7 @@ def combine(parts: torch.Tensor) -> torch.Tensor:
     """The sum over experts: (experts, tokens, width) → (tokens, width), in one fixed order."""
     order = list(range(len(parts)))
     if PLANT.due("atomics"):
-        while order == sorted(order):
+        while order[:2] in ([0, 1], [1, 0]):  # their sum would be the same
             random.SystemRandom().shuffle(order)
     total = torch.zeros_like(parts[0])
     for number in order:
@@ -193,7 +193,7 @@ class Attention(torch.nn.Module):
 
 
 class Experts(torch.nn.Module):
-    """Each token goes to two of four experts, whose activations are quantised."""
+    """Each token goes to three of four experts, whose activations are quantised."""
 
     def __init__(self, site: str) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Run:
         """One step of training."""
         PLANT.now = self.done
         if PLANT.due("outside", PLANT.site):
-            flip(self.model.get_parameter(f"{PLANT.site}.weight").data, 7)
+            flip(self.model.get_parameter(f"{PLANT.site}.weight"), 7)
         batch = self.loader.next()
         scores = self.forward(batch[:, :-1])
         losses = functional.cross_entropy(
