@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-ALL = ("lockfile", "startup", "triton_calls", "trace_compare")
+ALL = ("lockfile", "startup", "triton_calls", "digest", "trace_compare")
 
 
 def main() -> int:

@@ -153,8 +153,14 @@ class ArrayOps:
         high = words >> 32
         lanes = []
         for keys, high_keys in zip(self._keys, self._high):
-            product = ((words + keys) & _LOW) * ((high + high_keys) & _LOW)
-            lanes.append((product if here is None else product * here).sum(1))
+            product = words + keys
+            product &= _LOW
+            other = high + high_keys
+            other &= _LOW
+            product *= other
+            if here is not None:
+                product *= here
+            lanes.append(product.sum(1))
         numbers = self._numbers(len(words), block)
         first = self._mixed(numbers, lanes, FIRST)
         second = self._mixed(numbers, lanes[::-1], SECOND)

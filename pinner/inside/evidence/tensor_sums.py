@@ -166,13 +166,24 @@ class ByTorch:
 
     def _add(self, data: Any, block: int) -> None:
         size = data.numel()
-        blocks = -(-size // nh128.BLOCK_BYTES)
-        shape = blocks * nh128.BLOCK_WORDS
-        words = self._torch.zeros(shape, dtype=self._torch.int64, device=self._device)
-        words.view(self._torch.uint8)[:size].copy_(data)
+        words = self._words(data, size)
         first, second = self._ops.sums(words, -(-size // nh128.WORD_BYTES), block)
         found = self._torch.cat((first, second))
         self._sums = found if self._sums is None else self._sums + found
+
+    def _words(self, data: Any, size: int) -> Any:
+        """The bytes as int64, whole blocks; a copy only where they are not that already."""
+        torch = self._torch
+        aligned = data.storage_offset() % 8 == 0 and data.data_ptr() % 8 == 0
+        whole = size // nh128.BLOCK_BYTES * nh128.BLOCK_BYTES if aligned else 0
+        if whole == size:
+            return data.view(torch.int64)
+        blocks = -(-size // nh128.BLOCK_BYTES)
+        words = torch.zeros(blocks * nh128.BLOCK_WORDS, dtype=torch.int64, device=self._device)
+        if whole:
+            words[: whole // 8].copy_(data[:whole].view(torch.int64))
+        words.view(torch.uint8)[whole:size].copy_(data[whole:])
+        return words
 
     def sums(self) -> Sums:
         found = self._sums
