@@ -345,6 +345,14 @@ def parse(raw: bytes, number: int) -> Event | None:
     return Event(label, step, nth, get("q", number), ins, outs, extra, number)
 
 
+def events_in(lines: bytes) -> Iterator[Event]:
+    """The events in a piece of a log; their line numbers are not known."""
+    for line in lines.splitlines():
+        event = parse(line, 0)
+        if event is not None:
+            yield event
+
+
 _decode = json.JSONDecoder().raw_decode  # without the search for an encoding that `loads` makes
 
 

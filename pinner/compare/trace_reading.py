@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pinner.compare.trace import Event, Log, Tensor, tensors
-from pinner.compare.trace_walk import Mismatch, aten, base_name, is_view, last_writer
+from pinner.compare.trace_pair import Mismatch, aten, base_name
+from pinner.compare.trace_writers import is_view, last_writer
 
 ORIGIN, REPLACED, RANDOM, STATE = "origin", "replaced", "random", "random-state"
 ARRIVED, UNTRACED, DOWNSTREAM, OUTSIDE = "arrived", "untraced", "downstream", "outside"

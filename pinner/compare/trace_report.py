@@ -4,82 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pinner.compare import trace_reading as reading_of
-from pinner.compare.trace import LEVELS, Event, Log, Trace, Window
-from pinner.compare.trace_reading import Reading
-from pinner.compare.trace_walk import Mismatch, TensorDiff, Walk
+from pinner.compare.trace import LEVELS, Event
+from pinner.compare.trace_findings import (
+    Incomparable,
+    RankFinding,
+    Sides,
+    call,
+    many,
+    short,
+    where,
+)
+from pinner.compare.trace_pair import Mismatch, TensorDiff
+from pinner.compare.trace_words import in_words
 
 EQUAL, DIFFERS, INCOMPARABLE = 0, 1, 2
-
-_PHASES = {"f": "forward", "b": "backward", "o": "optimizer", "r": "recomputed forward"}
-_DIGITS = 12  # of a digest, where people read it
 _TENSORS = 3  # of one event that are shown
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The two traces; A and B in all texts."""
-
-    first: Trace
-    second: Trace
-
-    @property
-    def names(self) -> str:
-        return f"A = {self.first.path}\nB = {self.second.path}"
-
-
-@dataclass(frozen=True)
-class Incomparable:
-    """Why nothing could be compared. reason: one word for programs."""
-
-    reason: str
-    text: str
-
-
-@dataclass(frozen=True)
-class RankFinding:
-    """What was found in a pair of logs. place: how far into its step the first mismatch is."""
-
-    rank: int | None
-    first: Log
-    second: Log
-    walk: Walk
-    reading: Reading | None = None
-    place: int = 0
-
-    @property
-    def mismatch(self) -> Mismatch | None:
-        """The first one in execution order."""
-        return self.walk.mismatches[0] if self.walk.mismatches else None
-
-    @property
-    def event(self) -> Event:
-        """The event of the first mismatch. Only where there is one."""
-        return self.walk.mismatches[0].first
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """What could not be compared because one process was killed, or did less."""
-        found = []
-        for name, other, side in (("A", "B", 0), ("B", "A", 1)):
-            more, step = self.walk.only[1 - side], self.walk.tail_step[1 - side]
-            last = self.walk.steps[1] if self.walk.steps else None
-            if more and not self.walk.ended[side]:
-                found.append(
-                    f"{ranks_text([self.rank])}: {name} was killed"
-                    + (f" in step {last}" if last is not None else "")
-                    + f"; {_many(more, 'event')} of {other} cannot be compared"
-                )
-            elif step is not None and (last is None or step > last):
-                found.append(
-                    f"{ranks_text([self.rank])}: {name} ended after step {last}, "
-                    f"{other} after step {step}"
-                )
-        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -129,7 +73,7 @@ class Report:
         alone = sum(sum(finding.walk.only) for finding in self.ranks)
         if alone > self.events:
             lost.append(
-                f"{_many(alone, 'event')} have no partner, more than the {self.events} that have: "
+                f"{many(alone, 'event')} have no partner, more than the {self.events} that have: "
                 "these are not two runs of one program"
             )
         return (*self.missing, *lost)
@@ -169,9 +113,9 @@ def _answer(report: Report) -> str:
             diff = mismatch.diffs[0]
         return (
             f"A and B differ: first in step {event.step}{_rank(', ', finding.rank)}, "
-            f"{_where(event)}: {_call(event)}, {diff.side} {diff.path}"
+            f"{where(event)}: {call(event)}, {diff.side} {diff.path}"
         )
-    same = f"{_many(report.events, 'event')} of {_ranks(report)}{_steps(report)}"
+    same = f"{many(report.events, 'event')} of {_ranks(report)}{_steps(report)}"
     if report.uncompared:
         return f"A and B are equal as far as both go ({same}), but not all could be compared"
     return f"A and B are equal: {same}"
@@ -190,7 +134,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (f"WARNING: {warning}" for warning in report.warnings)
     if report.head is not None:
         yield from _chain(report.head)
-        yield f"reading: {_reading(report.head, report)}"
+        yield f"reading: {in_words(report.head, report.ranks)}"
         yield from _later(report)
     yield from (f"not compared: {line}" for line in report.uncompared)
     if report.incomparable is None:
@@ -214,7 +158,7 @@ def _chain(finding: RankFinding) -> Iterator[str]:
     if read is not None and read.writers[1] is not None and _differ(*read.writers):
         yield f"  {_place(read.writers[1], rank)}  (last writer seen in B)"
     event, second = mismatch.first, mismatch.second
-    renamed = f"; in B {_call(second)}" if second.label != event.label else ""
+    renamed = f"; in B {call(second)}" if second.label != event.label else ""
     yield f"  {_place(event, rank)}{renamed}"
     if not mismatch.ins and mismatch.inputs:
         yield f"    inputs    {'equal' if mismatch.hashed else 'equal where they were hashed'}"
@@ -227,7 +171,7 @@ def _chain(finding: RankFinding) -> Iterator[str]:
 
 
 def _place(event: Event, rank: int | None) -> str:
-    return f"step {event.step}{_rank('  ', rank)}  {_where(event)}  {_call(event)}"
+    return f"step {event.step}{_rank('  ', rank)}  {where(event)}  {call(event)}"
 
 
 def _rank(before: str, rank: int | None) -> str:
@@ -251,157 +195,16 @@ def _shape(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def short(digest: str | None) -> str:
-    """The first digits of a digest."""
-    if digest is None:
-        return "not hashed"
-    algorithm, _, value = digest.rpartition(":")
-    return f"{algorithm}:{value[:_DIGITS]}" if algorithm else value[:_DIGITS]
-
-
-def _reading(finding: RankFinding, report: Report) -> str:
-    read, mismatch = finding.reading, finding.mismatch
-    assert read is not None
-    assert mismatch is not None
-    event = mismatch.first
-    words = _WORDS.get(read.kind)
-    if words is not None:
-        return words
-    if read.kind == reading_of.ORIGIN:
-        return _origin(mismatch)
-    if read.kind == reading_of.RESULT:
-        return _RESULTS.get(event.kind, _RESULTS["step"])
-    if read.kind == reading_of.ARRIVED:
-        return _arrived(finding, report)
-    if read.kind == reading_of.REPLACED:
-        return (
-            f"this is the origin: B calls {mismatch.second.name} where A calls {event.name}, and "
-            "it gives other bits"
-        )
-    first, second = read.writers
-    if read.kind == reading_of.UNTRACED:
-        return _untraced(read, mismatch)
-    if read.kind == reading_of.ASYNC and first is not None:
-        return (
-            f"{read.tensor} was written by {_call(first)} in {_where(first)}, which is "
-            "asynchronous, and was read before that was complete: wait for it first"
-        )
-    if first is None or second is None:
-        known, name, other = (second, "B", "A") if first is None else (first, "A", "B")
-        assert known is not None
-        return (
-            f"downstream: {read.tensor} differs already; look upstream at {_call(known)} in "
-            f"{_where(known)}, step {known.step}, which wrote it in {name}; nothing that was "
-            f"traced in {other} did"
-        )
-    if first.label != second.label or first.step != second.step:
-        return (
-            f"downstream: {read.tensor} differs already; look upstream: {_call(first)} in "
-            f"{_where(first)}, step {first.step}, wrote it in A, but {_call(second)} in "
-            f"{_where(second)}, step {second.step}, in B"
-        )
-    why = first.extra.get("why") or second.extra.get("why")
-    return (
-        f"downstream: {read.tensor} differs already; look upstream at {_call(first)} in "
-        f"{_where(first)}, step {first.step}, which wrote it and was not hashed"
-        + (f" ({why})" if why else "")
-    )
-
-
-_WORDS = {
-    reading_of.RANDOM: "this is the origin as far as traced: a random operation with equal inputs; "
-    "the state of its random number generator is a suspect (seed, offset, a restore that is "
-    "missing, or one draw more or less before it)",
-    reading_of.STATE: "the state of a random number generator differs: another seed, a restore "
-    "that is missing, or one draw more or less since the state was last equal",
-    reading_of.UNWRITTEN: "an operation read uninitialised memory: nothing that was traced wrote "
-    "to its input after it was allocated; initialise it, or trace what writes there",
-    reading_of.OUTSIDE: "outside the capture: an input differs and nothing that was traced wrote "
-    "it (initial weights, data, or something before the window or on another rank): widen the "
-    "window or trace more ranks",
-}
-_RESULTS = {
-    "step": "only the result was captured: it differs, and what it was made of was not hashed: "
-    "trace at a finer level",
-    "grad": "a gradient differs as the optimizer takes it: look at forward, backward and reduction "
-    "of this step at a finer level",
-    "optim": "what the optimizer wrote differs, and no gradient that was traced does: the update "
-    "itself, or the state it had, is the place to look at",
-}
-
-
-def _origin(mismatch: Mismatch) -> str:
-    event = mismatch.first
-    if not mismatch.inputs:
-        return (
-            "this is the origin as far as traced: it reads no tensors, so it got other arguments "
-            "or made other bits of the same"
-        )
-    text = "this is the origin: inputs equal, outputs different"
-    for name in ("config", "grid"):
-        first, second = event.extra.get(name), mismatch.second.extra.get(name)
-        if first != second:
-            text += f"; its {name} is {_plain(first)} in A and {_plain(second)} in B"
-    if event.kind == "module":
-        text += "; a module's parameters count as its own unless they are among its inputs"
-    return text
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={each}" for key, each in value.items()) or "empty"
-    return "not known" if value is None else str(value)
-
-
-def _untraced(read: Reading, mismatch: Mismatch) -> str:
-    first, _ = read.writers
-    cause = (
-        "a view changes no bits, so its memory was written to by something that is not traced"
-        if not mismatch.ins
-        else f"{read.tensor} changed between two traced operations"
-    )
-    if first is None:
-        return f"the producer is not traced: {cause}; no writer of it was seen"
-    return (
-        f"the producer is not traced: {cause}; the last writer seen is {_call(first)} in "
-        f"{_where(first)}, step {first.step}, and its outputs agree: look between the two"
-    )
-
-
-def _arrived(finding: RankFinding, report: Report) -> str:
-    event = finding.event
-    group = event.extra.get("group")
-    members = [r for r in group if isinstance(r, int)] if isinstance(group, list) else []
-    traced = {found.rank for found in report.ranks}
-    unknown = [rank for rank in members if rank not in traced]
-    if event.kind == "p2p":
-        return (
-            f"what {event.name} received differs, and no traced rank differs before it: the "
-            "sender's work is not traced, or the transport changed it; trace the sending rank"
-        )
-    if unknown:
-        return (
-            f"{event.name} has equal inputs on the traced ranks and different outputs; "
-            f"{ranks_text(unknown)} took part and was not traced: trace more ranks"
-        )
-    whom = f"all {len(members)} ranks of its group" if members else "all traced ranks"
-    return (
-        f"this is the origin: the collective {event.name} itself, with equal inputs on {whom} and "
-        "different outputs (its algorithm, protocol or order of reduction: see NCCL_ALGO and "
-        "NCCL_PROTO)"
-    )
-
-
 def _later(report: Report) -> Iterator[str]:
     assert report.head is not None
     here = report.head.walk.differing - 1
-    parts = [f"{_many(here, 'mismatch')}{_rank(' on ', report.head.rank)}"] if here else []
+    parts = [f"{many(here, 'mismatch')}{_rank(' on ', report.head.rank)}"] if here else []
     for finding in report.ranks:
         if finding is not report.head and finding.walk.differing:
             event = finding.event
             parts.append(
-                f"{_many(finding.walk.differing, 'mismatch')}{_rank(' on ', finding.rank)} "
-                f"(first in step {event.step}, {_where(event)}: {_call(event)})"
+                f"{many(finding.walk.differing, 'mismatch')}{_rank(' on ', finding.rank)} "
+                f"(first in step {event.step}, {where(event)}: {call(event)})"
             )
     yield "later: " + ("; ".join(parts) or "no other mismatch")
 
@@ -412,8 +215,8 @@ def _alone(report: Report) -> Iterator[str]:
         if not count:
             continue
         events = [e for finding in report.ranks for e in finding.walk.examples[side]][:3]
-        shown = "; ".join(f"{_call(e)} in {_where(e)}, step {e.step}" for e in events)
-        yield f"only in {name}: {_many(count, 'event')}: {shown}" + (
+        shown = "; ".join(f"{call(e)} in {where(e)}, step {e.step}" for e in events)
+        yield f"only in {name}: {many(count, 'event')}: {shown}" + (
             "; …" if count > len(events) else ""
         )
 
@@ -423,7 +226,7 @@ def _unhashed(report: Report) -> Iterator[str]:
     counts = [sum(finding.walk.unhashed[side] for finding in report.ranks) for side in (0, 1)]
     if max(counts) * 10 > report.events:
         yield (
-            f"not hashed: {_many(counts[0], 'tensor')} in A, {counts[1]:,} in B (not written yet, "
+            f"not hashed: {many(counts[0], 'tensor')} in A, {counts[1]:,} in B (not written yet, "
             "on their way, or captured): what these held was not compared"
         )
 
@@ -459,25 +262,6 @@ def next_command(report: Report) -> str | None:
     return shlex.join([*words, "--", *command]) + ("" if command else " CMD")
 
 
-def _where(event: Event) -> str:
-    phase = _PHASES.get(event.phase, event.phase)
-    return f"{event.module or 'outside modules'} ({phase})"
-
-
-def _call(event: Event) -> str:
-    if event.kind == "step":
-        return f"stream {event.name!r}"
-    parameter = event.extra.get("parameter")
-    if parameter is not None:
-        return f"{event.name} ({event.kind}), parameter {parameter}"
-    return f"{event.name} #{event.nth}"
-
-
-def _many(count: int, word: str) -> str:
-    plural = "es" if word.endswith("h") else "s"
-    return f"{count:,} {word}{'' if count == 1 else plural}"
-
-
 def _ranks(report: Report) -> str:
     count = len({finding.rank for finding in report.ranks})
     return "1 rank" if count == 1 else f"{count} ranks"
@@ -489,20 +273,6 @@ def _steps(report: Report) -> str:
         return ""
     first, last = min(a for a, _ in steps), max(b for _, b in steps)
     return f", step {first}" if first == last else f", steps {first} to {last}"
-
-
-def ranks_text(ranks: Iterable[int | None]) -> str:
-    """Ranks in words; None stands for processes that had none."""
-    names = ["no rank" if rank is None else f"rank {rank}" for rank in ranks]
-    return ", ".join(names) or "none"
-
-
-def window_text(window: Window) -> str:
-    """A window in words."""
-    first = "the first step" if window.first is None else f"step {window.first}"
-    last = "the last" if window.last is None else f"step {window.last}"
-    modules = f", modules {window.modules!r}" if window.modules else ""
-    return f"from {first} to {last}{modules}"
 
 
 def _event_json(event: Event | None) -> dict[str, Any] | None:
@@ -546,7 +316,7 @@ def _finding_json(finding: RankFinding, report: Report | None = None) -> dict[st
         "reading": finding.reading.kind,
         "tensor": finding.reading.tensor,
         "last_writers": [_event_json(writer) for writer in finding.reading.writers],
-        **({"words": _reading(finding, report)} if report is not None else {}),
+        **({"words": in_words(finding, report.ranks)} if report is not None else {}),
     }
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from pinner.compare import trace_reading
 from pinner.compare.trace import LEVELS, Event, Log, Scope, Trace, Window, read_trace
 from pinner.compare.trace_align import LIMITS, Limits
-from pinner.compare.trace_reading import ARRIVED
-from pinner.compare.trace_report import (
+from pinner.compare.trace_findings import (
     Incomparable,
     RankFinding,
-    Report,
     Sides,
     ranks_text,
     window_text,
 )
+from pinner.compare.trace_reading import ARRIVED
+from pinner.compare.trace_report import Report
 from pinner.compare.trace_walk import walk
 
 
