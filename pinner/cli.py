@@ -65,6 +65,20 @@ needed. Levels, each with those before it: steps (streams, gradients, optimizer,
 states), modules, ops (each operation of the dispatcher), kernels (Triton launches, Inductor's
 kernels)."""
 
+VERIFY = """\
+--runs N (the default, 2): runs CMD N times in fresh processes with empty compile caches and
+compares their evidence bit for bit. Where it differs, the failing steps are run again under traces,
+level by level, and the chain is printed: stream and step, module, operation, kernel.
+--scale 1,2,4: runs CMD at each world size ({n} in CMD is the size) and says which step differs
+first.
+--resume: runs CMD whole; again until its K-th checkpoint is saved, where it is killed with SIGKILL;
+and again in the same folder, where it must restore. {dir} in CMD, and PINNER_VERIFY_DIR, is that
+folder: new and empty for each of the two histories. The streams after the restore are compared with
+the whole run's, and what the checkpoint lacks is named. torch.save, torch.load and
+torch.distributed.checkpoint are seen by themselves; pinner.checkpoint_saved(state) and
+pinner.checkpoint_restored(state) say it for all else.
+With -l all runs are enforced under the lock."""
+
 
 class _Usage(Exception):
     """A command line that cannot be meant."""
@@ -390,6 +404,44 @@ def _trace(arguments: argparse.Namespace) -> int:
     return outcome.exit
 
 
+def _verify(arguments: argparse.Namespace) -> int:
+    from pinner.launch import verify, verify_resume
+    from pinner.launch.verify_run import Asked
+
+    _refuse_obstacles(arguments)
+    _check_verify(arguments)
+    asked = Asked(
+        job=_job(arguments, _command(arguments)),
+        lock=arguments.lock,
+        allow=tuple(arguments.allow),
+        allow_draft=arguments.allow_draft,
+        expect=arguments.expect,
+        folder=arguments.dir,
+    )
+    if arguments.resume:
+        restore_with = tuple(shlex.split(arguments.restore_with or ""))
+        resuming = verify_resume.Options(asked, arguments.at or 1, restore_with)
+        outcome = verify_resume.verify(resuming, os.environ, say)
+    elif arguments.scale:
+        outcome = verify.scale(asked, arguments.scale, os.environ, say)
+    else:
+        options = verify.Options(
+            asked, arguments.runs or 2, chase=not arguments.no_trace, tries=arguments.tries
+        )
+        outcome = verify.verify(options, os.environ, say)
+    say(outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
+def _check_verify(arguments: argparse.Namespace) -> None:
+    """Refuses options that mean nothing beside each other."""
+    if not arguments.resume and (arguments.at or arguments.restore_with):
+        raise _Usage("--at and --restore-with belong to --resume")
+    if arguments.scale and not any("{n}" in word for word in arguments.cmd or ()):
+        raise _Usage("--scale needs the place of the world size in the command: {n}")
+
+
 def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
     from pinner.launch.one_run import Job
     from pinner.launch.outside import OutsideEvidence
@@ -419,7 +471,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-_RUNS = ("record", "enforce", "audit", "trace")
+_RUNS = ("record", "enforce", "audit", "trace", "verify")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -508,6 +560,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("b", metavar="B", type=Path)
     _add_audit(_add(commands, "audit", _audit, "say how a run makes its choices", AUDIT))
     _add_trace(_add(commands, "trace", _trace, "write down what goes on inside a run", TRACE))
+    _add_verify(_add(commands, "verify", _verify, "show that runs repeat bit for bit", VERIFY))
     merge = _add(commands, "merge", _merge, "make a draft lock from folders of ledgers")
     merge.add_argument("folder", metavar="DIR", nargs="+", type=Path)
     _add_out(merge)
@@ -546,6 +599,7 @@ _USAGES = {
     "enforce": "pinner enforce [options] -- CMD",
     "audit": "pinner audit [options] -- CMD",
     "trace": "pinner trace -o DIR [options] -- CMD",
+    "verify": "pinner verify [--runs N | --scale 1,2,4 | --resume] [options] -- CMD",
     "check": "pinner check LOCK [options] [-- PYTHON]",
 }
 
@@ -687,6 +741,55 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     )
     _add_cublaslt(parser)
     _add_evidence(parser)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument(
+        "--runs", metavar="N", type=_at_least(2), help="how many independent runs (default: 2)"
+    )
+    way.add_argument(
+        "--scale", metavar="N,N…", type=_sizes, help="compare world sizes; {n} in CMD is the size"
+    )
+    way.add_argument(
+        "--resume", action="store_true", help="compare with a run that was killed and restored"
+    )
+    parser.add_argument(
+        "--at", metavar="K", type=_at_least(1), help="the checkpoint to go on from (default: 1)"
+    )
+    parser.add_argument(
+        "--restore-with", metavar="CMD", help="the command that restores, where it is another one"
+    )
+    parser.add_argument(
+        "--no-trace", action="store_true", help="do not follow a divergence to its operation"
+    )
+    parser.add_argument(
+        "--tries",
+        metavar="K",
+        type=_at_least(1),
+        default=3,
+        help="pairs of traced runs until a divergence counts as lost (default: 3)",
+    )
+    parser.add_argument("-l", "--lock", metavar="FILE", type=Path, help="run under this lock")
+    parser.add_argument(
+        "--allow",
+        metavar="FIELD",
+        action="append",
+        default=[],
+        help="a hard fact of the stack that may differ (may be given again)",
+    )
+    parser.add_argument("--allow-draft", action="store_true", help="take a lock that is not sealed")
+    _add_cublaslt(parser)
+    _add_evidence(parser)
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
+    )
+
+
+def _sizes(text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)+", text):
+        raise argparse.ArgumentTypeError(f"expected world sizes such as 1,2,4, found {text!r}")
+    return [int(word) for word in text.split(",")]
 
 
 def _add_env(parser: argparse.ArgumentParser) -> None:

@@ -118,6 +118,7 @@ class Runs:
             created=session_dir.now(),
             taps=read_taps(self._asked.job.taps),
             allow=self._asked.allow,
+            cublaslt=self._asked.job.cublaslt,
             hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pinner.compare.trace import TraceError
 from pinner.compare.trace_report import Report
 from pinner.compare.traces import compare_traces
 from pinner.launch import judge
@@ -31,7 +32,10 @@ def trace(runs: Runs, name: str, level: Level, window: Window) -> Path | None:
 
 def compare(first: Path, second: Path) -> Sighting | Incomparable | None:
     """Where two traces part first, over all ranks; None where they do not."""
-    return sighting(compare_traces(first, second, jobs=len(os.sched_getaffinity(0))))
+    try:
+        return sighting(compare_traces(first, second, jobs=len(os.sched_getaffinity(0))))
+    except TraceError as error:
+        return Incomparable(str(error))
 
 
 def sighting(report: Report) -> Sighting | Incomparable | None:
