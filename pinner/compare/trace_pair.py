@@ -61,11 +61,7 @@ class Mismatch:
 
 def compare_pair(first: Event, second: Event, log: Log, other: Log) -> Mismatch | None:
     """What differs between an event and its partner; None where all that was hashed is equal."""
-    overwritten = _overwritten(first) | _overwritten(second)
-    here, there = (
-        {path: t for path, t in tensors(event, event.ins, of).items() if path not in overwritten}
-        for event, of in ((first, log), (second, other))
-    )
+    here, there = read_by(first, log), read_by(second, other)
     ins, hashed = _compare("input", here, there)
     if first.label != second.label and not _same_arguments(first, second):
         ins = ()
@@ -75,6 +71,13 @@ def compare_pair(first: Event, second: Event, log: Log, other: Log) -> Mismatch 
     if unfinished(first) or unfinished(second):
         outs = tuple(diff for diff in outs if _layout(diff.first) != _layout(diff.second))
     return Mismatch(first, second, ins, outs, len(here), hashed) if ins or outs else None
+
+
+def read_by(event: Event, log: Log) -> dict[str, Tensor]:
+    """The tensors that an event read, by path; what it only writes over is none of them."""
+    overwritten = _overwritten(event)
+    found = tensors(event, event.ins, log)
+    return {path: tensor for path, tensor in found.items() if path not in overwritten}
 
 
 def _same_arguments(first: Event, second: Event) -> bool:

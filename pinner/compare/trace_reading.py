@@ -5,7 +5,7 @@
 | inputs equal, outputs differ | the origin |
 | the same of a collective or a receive | what arrived differs; ranks decide together whose it is |
 | the same of a random operation | the state of its generator is a suspect |
-| the same of a view | no view changes bits: its memory was written to by something not traced |
+| the same of a view or a copy | these change no bits: something that is not traced wrote there |
 | inputs differ, their last writer agreed | the same: written to between the two |
 | inputs differ, their last writer is another one, or was not compared | downstream of that |
 | inputs differ, and nobody here wrote them | outside the capture |
@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pinner.compare.trace import Event, Log, Tensor, tensors
-from pinner.compare.trace_pair import Mismatch, aten, base_name
-from pinner.compare.trace_writers import is_view, last_writer
+from pinner.compare.trace import Event, Log, Tensor
+from pinner.compare.trace_pair import Mismatch, aten, base_name, read_by
+from pinner.compare.trace_writers import is_trivial, last_writer
 
 ORIGIN, REPLACED, RANDOM, STATE = "origin", "replaced", "random", "random-state"
 ARRIVED, UNTRACED, DOWNSTREAM, OUTSIDE = "arrived", "untraced", "downstream", "outside"
@@ -67,17 +67,11 @@ def judge(
         return Reading(STATE)
     if mismatch.unwritten:
         return Reading(UNWRITTEN, "input " + mismatch.unwritten[0])
-    if is_view(event) and is_view(mismatch.second) and mismatch.inputs and mismatch.hashed:
-        ins = (
-            tensors(event, event.ins, first),
-            tensors(mismatch.second, mismatch.second.ins, second),
-        )
-        writers = tuple(
-            _last(find, list(side.values())[:1])
-            for find, side in zip((find_first, find_second), ins, strict=True)
-        )
-        path = next(iter(ins[0]), "0")
-        return Reading(UNTRACED, f"input {path}", (writers[0], writers[1]))
+    both_trivial = is_trivial(event) and is_trivial(mismatch.second)
+    if both_trivial and mismatch.inputs and mismatch.hashed:
+        here, there = read_by(event, first), read_by(mismatch.second, second)
+        writers = _last(find_first, [*here.values()]), _last(find_second, [*there.values()])
+        return Reading(UNTRACED, f"input {next(iter(here))}", writers)
     if event.kind in ("collective", "p2p"):
         return Reading(ARRIVED)
     if base_name(event.name) in _RANDOM or event.extra.get("random"):

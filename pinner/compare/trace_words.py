@@ -111,7 +111,7 @@ def _plain(value: Any) -> str:
 def _untraced(read: Reading, mismatch: Mismatch) -> str:
     first, _ = read.writers
     cause = (
-        "a view changes no bits, so its memory was written to by something that is not traced"
+        "a view or copy changes no bits, so something that is not traced wrote to its memory"
         if not mismatch.ins
         else f"{read.tensor} changed between two traced operations"
     )

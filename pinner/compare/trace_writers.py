@@ -17,6 +17,13 @@ _VIEWS = aten(
     "flatten unflatten view_as real imag lift_fresh _reshape_alias expand_as mT mH T H"
 )
 
+_COPIES = aten("clone contiguous copy copy_ cat stack lift_fresh_copy")
+
+
+def is_trivial(event: Event) -> bool:
+    """Whether an event puts out the bits it read, as views and copies do."""
+    return is_view(event) or base_name(event.name) in _COPIES
+
 
 def is_view(event: Event) -> bool:
     """Whether an event only looks at memory in another way, so that it can change no bit."""

@@ -316,6 +316,14 @@ def test_an_operation_that_takes_no_tensors_got_other_arguments(tmp_path: Path) 
     assert "it reads no tensors, so it got other arguments" in report.text()
 
 
+@pytest.mark.parametrize("name", ["aten.slice.Tensor", "aten.clone.default", "aten.cat.default"])
+def test_what_only_copies_is_no_origin(tmp_path: Path, name: str) -> None:
+    sides = [[event("aten.mm.default", "ab", "c"), event(name, "c", out)] for out in "dD"]
+    report = compared(tmp_path, [sides[0]], [sides[1]])
+    assert head(report)[1:] == (1, name, reading_of.UNTRACED)
+    assert "the last writer seen is aten.mm.default #0" in report.text()
+
+
 def test_what_is_only_written_over_is_no_input(tmp_path: Path) -> None:
     """Empty memory has no digest; who fills it with other bits is the origin all the same."""
     sides = [event("aten.fill_.Scalar", "a", out, writes=["0"]) for out in "aA"]
