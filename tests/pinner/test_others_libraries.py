@@ -83,10 +83,22 @@ def add(x): return x
 add.autotune_multi([1], [2])
 """,
     "flag_gems": """
-import flag_gems
+import flag_gems, triton
+from flag_gems.utils.libentry import ConfigCache, database
+def tuned(key, config):
+    if key not in table: table[key] = config
+    return table[key].all_kwargs()["BLOCK"]
 with flag_gems.use_gems():
-    table = flag_gems.libentry.ConfigCache("mm_kernel_0a1b", None)
-    table[(64, 64, "torch.float16")] = "BLOCK: 32, num_warps: 4"
+    table = ConfigCache("mm_kernel_0a1b", None)
+    fastest = triton.Config({"BLOCK": [32, 64][fast]}, num_warps=4)
+    note([tuned((64, 1.5, "torch.float16"), fastest) for _ in range(2)])
+    note(len(database))
+    if missing: note([tuned((1, 1.5, "torch.float16"), fastest), len(database)])
+""",
+    "flag_gems from disk": """
+from flag_gems.utils.libentry import ConfigCache, database
+database["mm_kernel_0a1b", (8,)] = {"BLOCK": [16, 128][fast], "num_warps": 4, "num_stages": 3}
+note(ConfigCache("mm_kernel_0a1b", None)[(8,)].kwargs)
 """,
     "cute_dsl": """
 from cutlass.testing import JitArguments, tune
@@ -239,12 +251,25 @@ def test_helions_config_is_written_and_forced_without_a_search(
     assert enforced["helion"].notes == [[{"block_sizes": [16]}, {"block_sizes": [16]}, []]]
 
 
-def test_flag_gems_is_named_with_each_winner_it_stored(observed: Mapping[str, Run]) -> None:
-    rows = observed["flag_gems"].rows()
-    assert rows.pop("libtuner") == ("database on disk", "no")
-    ((name, row),) = rows.items()
-    assert name.startswith("mm_kernel ")
-    assert row == ("BLOCK: 32, num_warps: 4", "no")
+def test_a_config_of_flag_gems_is_forced_and_its_database_left_as_it_is(
+    observed: Mapping[str, Run], enforced: Mapping[str, Run]
+) -> None:
+    ((name, row),) = observed["flag_gems"].rows().items()
+    assert name.startswith("mm_kernel_0a1b ")
+    (key, pairs), held = row
+    assert (key, held) == ([64, 1.5, "torch.float16"], "forced")
+    assert ["BLOCK", 32] in pairs
+    assert observed["flag_gems"].notes == [[32, 32], 1]
+    assert enforced["flag_gems"].rows()[name] == row
+    assert enforced["flag_gems"].notes == [[32, 32], 0, [64, 0]]
+    assert [line["kind"] for line in enforced["flag_gems"].problems()] == ["missed"]
+
+
+def test_what_flag_gems_finds_in_its_database_is_held_too(
+    observed: Mapping[str, Run], enforced: Mapping[str, Run]
+) -> None:
+    assert observed["flag_gems from disk"].notes == [{"BLOCK": 16}]
+    assert enforced["flag_gems from disk"].notes == [{"BLOCK": 16}]
 
 
 def test_tune_of_cute_dsl_answers_from_the_lock_and_times_nothing(

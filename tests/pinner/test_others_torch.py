@@ -58,6 +58,16 @@ before = sys.modules["torch.nn.functional"].__dict__["scaled_dot_product_attenti
 note(F.scaled_dot_product_attention is before)
 note("_watched" in vars(type(F)) and "scaled_dot_product_attention" in vars(type(F))["_watched"])
 """,
+    "fork": """
+import os, sys, torch
+torch.nn.functional.scaled_dot_product_attention
+os.environ["PYTORCH_TUNABLEOP_ENABLED"] = "1"
+before = os.listdir("ledger")
+if not os.fork():
+    sys.exit()
+os.wait()
+note(os.listdir("ledger") == before)
+""",
     "sdpa by a layer": """
 import torch
 torch.nn.MultiheadAttention(4, 2)(*[torch.ones(3, 4)] * 3)
@@ -65,11 +75,15 @@ torch.nn.MultiheadAttention(4, 2)(*[torch.ones(3, 4)] * 3)
     "sdpa compiled": """
 import torch
 from torch._dynamo.testing import CompileCounter
-def attend(x): return torch.nn.functional.scaled_dot_product_attention(x, x, x)
-x, counter = torch.ones(1, 2, 3, 4), CompileCounter()
+import torch.nn.functional as F
+def attend(x): return F.scaled_dot_product_attention(x, x, x)
+x, counter, earlier = torch.ones(1, 2, 3, 4), CompileCounter(), CompileCounter()
+simple = torch.compile(lambda x: F.relu(x) + 1, backend=earlier)
+simple(x)
 compiled = torch.compile(attend, backend=counter, fullgraph=True)
 note([torch.equal(compiled(x), torch._C._nn.scaled_dot_product_attention(x, x, x)) for _ in "ab"])
-note(counter.frame_count)
+simple(x)
+note([counter.frame_count, earlier.frame_count])
 """,
     "sdpa switched": """
 import torch
@@ -194,6 +208,11 @@ def test_cudnns_flags_are_written_after_the_first_step(observed: Mapping[str, Ru
     assert kinds.index("setting") < kinds.index("optimizer0/gradients 1")
 
 
+def test_a_child_that_decides_nothing_starts_no_ledger(observed: Mapping[str, Run]) -> None:
+    assert observed["fork"].notes == [True]
+    assert {"backends", "PYTORCH_TUNABLEOP_ENABLED"} < set(observed["fork"].rows())
+
+
 def test_a_program_that_switches_backends_as_it_runs_is_told_so(
     observed: Mapping[str, Run],
 ) -> None:
@@ -206,8 +225,10 @@ def test_the_function_of_attention_is_torchs_own_before_and_after_it_was_noticed
     assert observed["sdpa"].notes == [True, False]
 
 
-def test_a_compiled_program_has_one_graph_and_the_same_bits(observed: Mapping[str, Run]) -> None:
-    assert observed["sdpa compiled"].notes == [[True, True], 1]
+def test_a_compiled_program_has_its_graphs_once_and_the_same_bits(
+    observed: Mapping[str, Run],
+) -> None:
+    assert observed["sdpa compiled"].notes == [[True, True], [1, 1]]
 
 
 def test_a_watched_module_can_be_pickled_and_its_functions_replaced(

@@ -22,7 +22,7 @@ _stepped_in: Optional[int] = None
 def at_looks(callback: Callable[[], object]) -> None:
     """Call `callback()` after the first optimizer step of each process, and at its normal end."""
     if not _looks:
-        ledger.at_exit(_look)
+        ledger.at_exit(_look_at_end)
     _looks.append(callback)
 
 
@@ -50,6 +50,12 @@ def _after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 # A compiled training step must not be traced into our code.
 _after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _look_at_end() -> None:
+    """A child that was forked and has told nothing, such as a loader's worker, starts no ledger."""
+    if ledger.is_open():
+        _look()
 
 
 def _look() -> None:

@@ -91,6 +91,8 @@ def _force_variables() -> None:
 
 def _name_passed_by() -> None:
     """Name the libraries that came in past the hooks: what they chose was not seen."""
+    if not ledger.is_open():
+        return
     for module, file, _function, _given in HOOKS:
         if module.partition(".")[0] != "torch" and imports.passed_by(module):
             from . import settings
