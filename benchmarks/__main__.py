@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-ALL = ("lockfile", "startup", "triton_calls", "digest", "trace_compare")
+ALL = ("digest", "lockfile", "startup", "trace", "trace_compare", "triton_calls")
 
 
 def main() -> int:
