@@ -38,16 +38,18 @@ typedef struct {
 } result_t;
 
 struct attribute { int number, size; int64_t value; };
-struct object { int count; struct attribute attribute[64]; };
+struct object { uint64_t data[32]; }; /* of which layouts and preferences use the first eight */
+struct place { int size, at; };       /* size 0: there is no such attribute */
 
 static const struct attribute DESC[] = {
     {0, 4, 0}, {1, 4, 0}, {2, 4, 0}, {3, 4, 0}, {4, 4, 0}, {5, 4, 0}, {6, 4, 2}, {7, 4, 1}, {8, 8, 0},
     {10, 8, 0}, {11, 8, 0}, {12, 8, 0}, {13, 8, 0}, {14, 8, 0}, {15, 4, 0}, {17, 8, 0}, {18, 8, 0},
-#if VERSION >= 130100
     {16, 4, 0},
-#endif
     {19, 8, 0}, {20, 8, 0}, {21, 8, 0}, {22, 4, -1}, {23, 8, 0}, {24, 8, 0}, {25, 1, 0}, {26, 4, -1},
-#if VERSION >= 120900 /* scale modes came with 12.8 and 12.9 */
+#if VERSION < 130000
+    {27, 4, 0}, {28, 4, 0}, {29, 8, 0}, {30, 8, 0},
+#endif
+#if VERSION >= 120805
     {31, 4, 0}, {32, 4, 0}, {33, 4, 0}, {34, 4, 0}, {35, 4, 0}, {36, 8, 0}, {37, 4, 0},
 #endif
 #if VERSION >= 130100
@@ -55,10 +57,7 @@ static const struct attribute DESC[] = {
 #endif
 };
 static const struct attribute LAYOUT[] = {
-    {0, 4, 0}, {1, 4, 0}, {2, 8, 0}, {3, 8, 0}, {4, 8, 0}, {5, 4, 1}, {6, 8, 0}, {7, 8, 0},
-#if VERSION >= 130000
-    {8, 4, 0},
-#endif
+    {0, 4, 0}, {1, 4, 0}, {2, 8, 0}, {3, 8, 0}, {4, 8, 0}, {5, 4, 1}, {6, 8, 0}, {7, 8, 0}, {8, 4, 0},
 };
 static const struct attribute PREFERENCE[] = {
     {0, 4, 0}, {1, 8, 0}, {3, 4, 7}, {5, 4, 256}, {6, 4, 256}, {7, 4, 256}, {8, 4, 256}, {9, 4, 0}, {12, 8, -1},
@@ -103,74 +102,102 @@ static int first_pick(void) {
     return number("pick", 0) % ALTERNATIVES;
 }
 
-static struct object *created(const struct attribute *list, size_t size) {
+static struct place DESC_PLACES[64], LAYOUT_PLACES[64], PREFERENCE_PLACES[64];
+#if VERSION >= 130100
+static struct place EMULATION_PLACES[64];
+#endif
+
+/* Wide attributes first, so that nothing is left between them. */
+static void lay_out(struct place *places, const struct attribute *list, size_t size) {
+    int at = 0;
+    for (int width = 8; width >= 1; width /= 2)
+        for (size_t i = 0; i < size / sizeof *list; i++)
+            if (list[i].size == width) {
+                places[list[i].number] = (struct place){width, at};
+                at += width;
+            }
+}
+__attribute__((constructor)) static void lay_all_out(void) {
+    lay_out(DESC_PLACES, DESC, sizeof DESC);
+    lay_out(LAYOUT_PLACES, LAYOUT, sizeof LAYOUT);
+    lay_out(PREFERENCE_PLACES, PREFERENCE, sizeof PREFERENCE);
+#if VERSION >= 130100
+    lay_out(EMULATION_PLACES, EMULATION, sizeof EMULATION);
+#endif
+}
+static void store(struct object *object, const struct place *places, int number, int64_t value) {
+    memcpy((char *)object + places[number].at, &value, (size_t)places[number].size); /* little-endian */
+}
+static struct object *created(const struct place *places, const struct attribute *list, size_t size) {
     struct object *object = calloc(1, sizeof *object);
-    object->count = (int)(size / sizeof *list);
-    memcpy(object->attribute, list, size);
+    for (size_t i = 0; i < size / sizeof *list; i++) store(object, places, list[i].number, list[i].value);
     return object;
 }
-static struct attribute *found(struct object *object, int number) {
-    for (int i = 0; i < object->count; i++)
-        if (object->attribute[i].number == number) return &object->attribute[i];
-    return NULL;
+static int64_t load(const struct object *object, const struct place *place) {
+    int8_t one;
+    int32_t four;
+    int64_t eight;
+    const char *from = (const char *)object + place->at;
+    if (place->size == 1) return memcpy(&one, from, 1), one;
+    if (place->size == 4) return memcpy(&four, from, 4), four;
+    return memcpy(&eight, from, 8), eight;
 }
-static int64_t get(struct object *object, int number) {
-    struct attribute *attribute = found(object, number);
-    return attribute == NULL ? 0 : attribute->value;
+static int64_t of_desc(const struct object *object, int number) { return load(object, &DESC_PLACES[number]); }
+static int64_t of_layout(const struct object *object, int number) { return load(object, &LAYOUT_PLACES[number]); }
+static int is_there(const struct place *places, int number) {
+    return number >= 0 && number < 64 && places[number].size != 0;
 }
-static int set_attribute(struct object *object, int number, const void *value, size_t size) {
-    struct attribute *attribute = found(object, number);
-    if (attribute == NULL || value == NULL || size != (size_t)attribute->size) return INVALID_VALUE;
-    if (size == 8) attribute->value = *(const int64_t *)value;
-    else attribute->value = size == 4 ? *(const int32_t *)value : *(const int8_t *)value;
+static int set_attribute(const struct place *places, struct object *object, int number, const void *value, size_t size) {
+    if (!is_there(places, number) || value == NULL || size != (size_t)places[number].size) return INVALID_VALUE;
+    memcpy((char *)object + places[number].at, value, size);
     return OK;
 }
-static int get_attribute(struct object *object, int number, void *value, size_t size, size_t *written) {
-    struct attribute *attribute = found(object, number);
-    if (attribute == NULL || (size == 0 && written == NULL) || (size != 0 && size != (size_t)attribute->size))
-        return INVALID_VALUE;
-    if (written != NULL) *written = (size_t)attribute->size;
-    if (size != 0) memcpy(value, &attribute->value, size); /* little-endian, as x86-64 and AArch64 are */
+static int get_attribute(const struct place *places, struct object *object, int number, void *value, size_t size,
+                         size_t *written) {
+    if (!is_there(places, number) || (size == 0 && written == NULL)) return INVALID_VALUE;
+    if (size != 0 && size != (size_t)places[number].size) return INVALID_VALUE;
+    if (written != NULL) *written = (size_t)places[number].size;
+    if (size != 0) memcpy(value, (const char *)object + places[number].at, size);
     return OK;
 }
 
-#define OBJECT(name, list)                                                                         \
+#define OBJECT(name, places)                                                                       \
     int cublasLt##name##Destroy(struct object *object) {                                           \
         free(object);                                                                              \
         return OK;                                                                                 \
     }                                                                                              \
     int cublasLt##name##SetAttribute(struct object *o, int n, const void *v, size_t s) {           \
-        return set_attribute(o, n, v, s);                                                          \
+        return set_attribute(places, o, n, v, s);                                                  \
     }                                                                                              \
     int cublasLt##name##GetAttribute(struct object *o, int n, void *v, size_t s, size_t *w) {      \
-        return get_attribute(o, n, v, s, w);                                                       \
+        return get_attribute(places, o, n, v, s, w);                                               \
     }
-OBJECT(MatmulDesc, DESC)
-OBJECT(MatrixLayout, LAYOUT)
-OBJECT(MatmulPreference, PREFERENCE)
+OBJECT(MatmulDesc, DESC_PLACES)
+OBJECT(MatrixLayout, LAYOUT_PLACES)
+OBJECT(MatmulPreference, PREFERENCE_PLACES)
 
 int cublasLtMatmulDescCreate(struct object **out, int compute, int scale) {
-    *out = created(DESC, sizeof DESC);
-    found(*out, 0)->value = compute;
-    found(*out, 1)->value = scale;
+    *out = created(DESC_PLACES, DESC, sizeof DESC);
+    store(*out, DESC_PLACES, 0, compute);
+    store(*out, DESC_PLACES, 1, scale);
     return OK;
 }
 int cublasLtMatrixLayoutCreate(struct object **out, int type, uint64_t rows, uint64_t cols, int64_t ld) {
-    *out = created(LAYOUT, sizeof LAYOUT);
-    found(*out, 0)->value = type;
-    found(*out, 2)->value = (int64_t)rows;
-    found(*out, 3)->value = (int64_t)cols;
-    found(*out, 4)->value = ld;
+    *out = created(LAYOUT_PLACES, LAYOUT, sizeof LAYOUT);
+    store(*out, LAYOUT_PLACES, 0, type);
+    store(*out, LAYOUT_PLACES, 2, (int64_t)rows);
+    store(*out, LAYOUT_PLACES, 3, (int64_t)cols);
+    store(*out, LAYOUT_PLACES, 4, ld);
     return OK;
 }
 int cublasLtMatmulPreferenceCreate(struct object **out) {
-    *out = created(PREFERENCE, sizeof PREFERENCE);
+    *out = created(PREFERENCE_PLACES, PREFERENCE, sizeof PREFERENCE);
     return OK;
 }
 #if VERSION >= 130100
-OBJECT(EmulationDesc, EMULATION)
+OBJECT(EmulationDesc, EMULATION_PLACES)
 int cublasLtEmulationDescCreate(struct object **out) {
-    *out = created(EMULATION, sizeof EMULATION);
+    *out = created(EMULATION_PLACES, EMULATION, sizeof EMULATION);
     return OK;
 }
 #endif
@@ -186,7 +213,7 @@ int cublasLtDestroy(void *handle) {
 }
 
 /* data[0..7]: the fields in 32 or 16 bits each, then the version the words are good for. */
-enum { FIELDS = VERSION >= 130100 ? 11 : 9 };
+enum { FIELDS = 11 };
 static const int PLACE[] = {0, 4, 8, 12, 16, 20, 24, 28, 30, 0, 32};
 static const int SIZE[] = {4, 4, 4, 4, 4, 4, 4, 2, 2, 0, 2}; /* there is no field 9 */
 
@@ -258,7 +285,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, struct object *desc, struct obj
     for (int i = 0; i < ALTERNATIVES && *returned < requested; i++) {
         algo_t algo;
         alternative((first_pick() + i + turn) % ALTERNATIVES, &algo);
-        if (workspace_of(&algo) > (size_t)get(preference, 1) && !word("greedy")) continue;
+        if (workspace_of(&algo) > (size_t)load(preference, &PREFERENCE_PLACES[1]) && !word("greedy")) continue;
         check(&algo, &results[(*returned)++]);
     }
     return OK;
@@ -278,15 +305,16 @@ int cublasLtMatmul(void *handle, struct object *desc, const float *alpha, const 
     }
     if (check(algo, &result) != OK || (result.workspaceSize > size && !word("greedy"))) return INVALID_VALUE;
     if (A == NULL || B == NULL || D == NULL) return OK;
-    int64_t m = get(d, 2), n = get(d, 3), k = get(a, get(desc, 3) ? 2 : 3);
-    int64_t lda = get(a, 4), ldb = get(b, 4), ldd = get(d, 4), parts = take(algo, 2);
+    int64_t at = of_desc(desc, 3), bt = of_desc(desc, 4), parts = take(algo, 2);
+    int64_t m = of_layout(d, 2), n = of_layout(d, 3), k = of_layout(a, at ? 2 : 3);
+    int64_t lda = of_layout(a, 4), ldb = of_layout(b, 4), ldd = of_layout(d, 4);
     for (int64_t j = 0; j < n; j++)
         for (int64_t i = 0; i < m; i++) {
             float sum = 0;
             for (int64_t part = 0; part < parts; part++) {
                 float partial = 0;
                 for (int64_t l = k * part / parts; l < k * (part + 1) / parts; l++)
-                    partial += (get(desc, 3) ? A[l + i * lda] : A[i + l * lda]) * (get(desc, 4) ? B[j + l * ldb] : B[l + j * ldb]);
+                    partial += (at ? A[l + i * lda] : A[i + l * lda]) * (bt ? B[j + l * ldb] : B[l + j * ldb]);
                 sum += partial;
             }
             D[i + j * ldd] = *alpha * sum;

@@ -33,11 +33,15 @@ typedef int ask_t(void *, void *, void *, void *, void *, void *, void *, int, r
 typedef int multiply_t(void *, void *, const void *, const void *, void *, const void *, void *, const void *,
                        const void *, void *, void *, void *, const algo_t *, void *, size_t, void *);
 #ifdef BY_HANDLE
-static void *function(const char *name) {
-    return dlsym(dlopen("libcublasLt.so.13", RTLD_NOW), name);
+static ask_t *ask;
+static multiply_t *multiply;
+__attribute__((constructor)) static void look_up(void) {
+    void *library = dlopen("libcublasLt.so.13", RTLD_NOW);
+    ask = (ask_t *)dlsym(library, "cublasLtMatmulAlgoGetHeuristic");
+    multiply = (multiply_t *)dlsym(library, "cublasLtMatmul");
 }
-#define ASK ((ask_t *)function("cublasLtMatmulAlgoGetHeuristic"))
-#define MULTIPLY ((multiply_t *)function("cublasLtMatmul"))
+#define ASK ask
+#define MULTIPLY multiply
 #else
 ask_t cublasLtMatmulAlgoGetHeuristic;
 multiply_t cublasLtMatmul;

@@ -39,11 +39,9 @@ def build_all(folder: Path) -> None:
     other = folder / "older"
     other.mkdir()
     _stand_in(other, 13, 130100)
-    lt = (folder / "libcublasLt.so.13", folder / "libcublas.so.13")
+    lt, lt12 = ((folder / f"libcublasLt.so.{n}", folder / f"libcublas.so.{n}") for n in (13, 12))
     _shared(folder / "libconsumer.so", ["cublaslt_consumer.c"], ["-Wl,-z,lazy"], lt)
-    _shared(
-        folder / "libconsumer12.so", ["cublaslt_consumer.c"], link=[folder / "libcublasLt.so.12"]
-    )
+    _shared(folder / "libconsumer12.so", ["cublaslt_consumer.c"], link=lt12)
     _shared(folder / "libby_handle.so", ["cublaslt_consumer.c"], ["-DBY_HANDLE"], lt)
     _shared(folder / "libstatic.so", ["cublaslt_consumer.c", "cublaslt.c"], ["-Wl,-Bsymbolic"])
     _shared(folder / "libstatic_open.so", ["cublaslt_consumer.c", "cublaslt.c"])

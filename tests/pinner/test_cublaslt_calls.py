@@ -224,15 +224,18 @@ class TestInvalid:
         rig.calls(ONE, "fail-matmul=1")
         assert "EXECUTION_FAILED" in rig.problems()["invalid"][0]
 
-    def test_another_gpu(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("allow", [[], ["gpu"]])
+    def test_another_gpu(self, tmp_path: Path, allow: list[str]) -> None:
         choices, _ = recorded(tmp_path / "record")
         choices[0]["key"]["gpu"] = "NVIDIA H200 9.0 132 SMs"
-        rig = enforcing(tmp_path / "enforce", choices)
+        rig = enforcing(tmp_path / "enforce", choices, allow=allow)
         rig.calls(
             "import pinner.inside.choosers.cublaslt.chooser as c\n"
             "c._chooser.library.pinner_cublaslt_device(b'NVIDIA A100 8.0 108 SMs')\n" + ONE
         )
-        assert "recorded on another GPU: NVIDIA A100 8.0 108 SMs" in rig.problems()["invalid"][0]
+        said = rig.problems().get("invalid", [""])[0]
+        assert ("another GPU, NVIDIA A100 8.0 108 SMs is here" in said) == (not allow)
+        assert hows(rig) == (["forced"] if allow else [])
 
 
 class TestVersions:
@@ -249,12 +252,15 @@ class TestVersions:
         assert choices[0]["key"]["cublaslt"] == 130100
         rig = enforcing(tmp_path / "enforce", choices)
         rig.calls(ONE)
-        assert "--allow cublaslt" in rig.problems()["invalid"][0]
+        assert "--allow loaded:cublaslt" in rig.problems()["invalid"][0]
 
-    def test_an_algorithm_is_rebuilt_from_its_fields_when_allowed(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("allowed", ["cublaslt", "loaded:cublaslt"])
+    def test_an_algorithm_is_rebuilt_from_its_fields_when_allowed(
+        self, tmp_path: Path, allowed: str
+    ) -> None:
         choices = self.older(tmp_path / "record")
         _, wanted = recorded(tmp_path / "new", behaviour="pick=3")
-        rig = enforcing(tmp_path / "enforce", choices, allow=["cublaslt"])
+        rig = enforcing(tmp_path / "enforce", choices, allow=[allowed])
         assert rig.calls(ONE) == wanted
         (forced,) = rig.choices()
         assert forced["key"] == choices[0]["key"], "coverage finds the locked entry by its key"

@@ -171,7 +171,7 @@ unsigned long long pinner_cublaslt_layout_hash(void);
 #include <sys/wait.h>
 #include <unistd.h>
 static struct {
-    uint64_t layout, enforcing, on_miss, rebuild, capacity;
+    uint64_t layout, enforcing, on_miss, rebuild, any_gpu, capacity;
     char prefix[4096], process[8192];
 } s;
 int main(int count, char **words) {

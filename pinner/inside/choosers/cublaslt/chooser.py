@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ... import facts, faults, ledger, loaded, pins, session
+from ... import faults, ledger, loaded, nvml, pins, session
 from . import build, layout, table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ STEM = "libcublasLt.so"
 ROUTE = "preferred_blas_library"
 ROOM = "PINNER_CUBLASLT_RECORDS"
 _MOST_RECORDS = 1 << 20
+_ALLOW_VERSION = frozenset((CHOOSER, "loaded:" + CHOOSER))
 _CONSUMERS_SIZE = 1 << 16
 _TOO_LATE = (
     "%s was loaded before pinner could stand in front of it: what is linked with it already goes "
@@ -108,12 +109,15 @@ class Chooser:
         _declare(library)
         folder = os.path.join(active.folder, CHOOSER)
         os.makedirs(folder, exist_ok=True)
-        library.pinner_cublaslt_device(table.device(gpu(facts.collect())))
+        library.pinner_cublaslt_device(
+            table.device(gpu(nvml.facts(os.environ.get("CUDA_VISIBLE_DEVICES"))))
+        )
         settings = layout.Settings(
             layout=layout.digest(),
             enforcing=active.enforcing,
             on_miss=int(active.on_miss == "error"),
-            rebuild=int(CHOOSER in active.allow),
+            rebuild=int(not _ALLOW_VERSION.isdisjoint(active.allow)),
+            any_gpu=int("gpu" in active.allow),
             capacity=capacity(os.environ),
             prefix=os.fsencode(os.path.join(folder, ledger.plain_host())),
             process=_who(active),

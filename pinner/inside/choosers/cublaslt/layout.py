@@ -44,10 +44,12 @@ DESC: List[Field] = [
     ("aux_stride", 13, 8, 0),
     ("alpha_stride", 14, 8, 0),
     ("sm_target", 15, 4, 0),
-    ("attribute16", 16, 4, 0),  # in no header; 13.1 answers for it
+    ("attribute16", 16, 4, 0),  # in no header; 12.8 and 13.1 answer for it
     ("aux_type", 22, 4, -1),
     ("fast_accum", 25, 1, 0),
     ("bias_type", 26, 4, -1),
+    ("sync_rows", 27, 4, 0),  # 27 to 30, atomic synchronisation, are gone in 13
+    ("sync_cols", 28, 4, 0),
     ("a_scale_mode", 31, 4, 0),
     ("b_scale_mode", 32, 4, 0),
     ("c_scale_mode", 33, 4, 0),
@@ -70,6 +72,8 @@ POINTERS: List[Field] = [
     ("d_amax", 21, 8, 0),
     ("aux_scale", 23, 8, 0),
     ("aux_amax", 24, 8, 0),
+    ("sync_in", 29, 8, 0),
+    ("sync_out", 30, 8, 0),
     ("d_out_scale", 36, 8, 0),
 ]
 PREFERENCE: List[Field] = [
@@ -96,7 +100,7 @@ ALGO: List[Field] = [
     ("stages", 6, 4, 0),
     ("inner", 7, 2, 0),
     ("cluster", 8, 2, 0),
-    ("field10", 10, 2, 0),  # in no header; 13.1 reads and sets it
+    ("field10", 10, 2, 0),  # in no header; 12.8 and 13.1 read and set it
 ]
 KEY_NAMES = [field[0] for field in PROBLEM + QUESTION]
 ALGO_NAMES = [field[0] for field in ALGO]
@@ -256,6 +260,7 @@ class Settings(ctypes.Structure):
         ("enforcing", ctypes.c_uint64),
         ("on_miss", ctypes.c_uint64),
         ("rebuild", ctypes.c_uint64),
+        ("any_gpu", ctypes.c_uint64),
         ("capacity", ctypes.c_uint64),
         ("prefix", ctypes.c_char * PREFIX),
         ("process", ctypes.c_char * PROCESS_TEXT),

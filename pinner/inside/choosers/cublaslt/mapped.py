@@ -32,10 +32,11 @@ _WHY = {
     "workspace": "the locked algorithm needs more workspace than the %(offered)d bytes that were "
     "offered",
     "version": "the lock is of another version of cuBLASLt: install that one, or say --allow "
-    "cublaslt to build its algorithms from their fields",
+    "loaded:cublaslt to build its algorithms from their fields",
     "rebuild": "the locked algorithm cannot be built from its fields for this version of cuBLASLt "
     "(%(status)s)",
-    "device": "the locked algorithm was recorded on another GPU: %(gpu)s is here",
+    "device": "the locked algorithm was recorded on another GPU, %(gpu)s is here: use that one, or "
+    "say --allow gpu",
     "matmul": "cublasLtMatmul returned %(status)s for the algorithm, %(used)d times; PyTorch then "
     "goes on with another library",
 }

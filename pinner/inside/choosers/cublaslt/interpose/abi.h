@@ -1,8 +1,8 @@
 /* What we know of cuBLASLt's binary interface: written down here, so that no CUDA header is needed.
  *
- * Sizes and numbers are those of NVIDIA's cublasLt.h 13.1 (the same since 12.0). They are held to the
- * real library by tests/pinner/test_cublaslt_real.py, which asks it for the size and the default of
- * every attribute named in layout.h. */
+ * Sizes and numbers are those of NVIDIA's cublasLt.h 13.1. They are held to the real library, 13.1.2 and
+ * 12.8.5, by tests/pinner/test_cublaslt_real.py, which asks it for the size and the default of every
+ * attribute named in layout.h. */
 #ifndef PINNER_ABI_H
 #define PINNER_ABI_H
 
@@ -23,6 +23,11 @@ enum { ALGO_WORDS = 8 };
 struct algo {
     uint64_t data[ALGO_WORDS];
 };
+
+/* cublasLtMatrixLayout_t and cublasLtMatmulPreference_t point to structs of eight words that hold their
+ * whole content: programs may put them on the stack and copy them. cublasLtMatmulDesc_t grew over the
+ * versions, and is only read through its functions. */
+enum { SMALL_WORDS = 8 };
 
 /* cublasLtMatmulHeuristicResult_t, 96 bytes */
 struct result {

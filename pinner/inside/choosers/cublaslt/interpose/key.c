@@ -26,7 +26,61 @@ static int64_t value_of(get_attribute *get, void *object, int attribute, size_t 
 #define READ_PREFERENCE(name, attribute, size, otherwise)                                          \
     v[KEY_##name] = value_of(library->preference, preference, attribute, size, otherwise);
 
-enum { MATRIX_SPAN = KEY_b_type - KEY_a_type };
+#define COUNT_FIELD(name, attribute, size, otherwise) +1
+enum {
+    MATRIX_SPAN = KEY_b_type - KEY_a_type,
+    PREFERENCE_SPAN = 0 PREFERENCE_FIELDS(COUNT_FIELD),
+    REMEMBERED = 32
+};
+_Static_assert(PREFERENCE_SPAN <= MATRIX_SPAN, "a small object has room for the fields of both kinds");
+
+/* Asking the real library takes about 20 ns for each attribute, and a small object that was read before
+ * is read again from its words: each thread remembers a few. */
+struct small {
+    const struct library *library;
+    uint64_t words[SMALL_WORDS];
+    int64_t fields[KEY_b_type - KEY_a_type];
+};
+static __thread struct small matrices_read[REMEMBERED], preferences_read[4];
+
+/* The place of an object among those remembered, and whether it is the one that is there. */
+static struct small *remembered(struct small *places, size_t count, const struct library *library,
+                                const void *object, int *known) {
+    struct small *place = &places[(hash_words(object, SMALL_WORDS) >> 32) % count];
+    *known = place->library == library && memcmp(place->words, object, sizeof place->words) == 0;
+    if (!*known) {
+        place->library = library;
+        memcpy(place->words, object, sizeof place->words);
+    }
+    return place;
+}
+
+/* The layout of one matrix, into the words of the key that begin at `out`. */
+static void read_matrix(const struct library *library, void *matrix, int64_t *out) {
+    int64_t *v = out - KEY_a_type;
+    int known = 0;
+    struct small *place = NULL;
+    if (matrix != NULL) place = remembered(matrices_read, REMEMBERED, library, matrix, &known);
+    if (known) {
+        memcpy(out, place->fields, sizeof place->fields);
+        return;
+    }
+    MATRIX_FIELDS(READ_MATRIX, a)
+    if (place != NULL) memcpy(place->fields, out, sizeof place->fields);
+}
+
+static void read_preference(const struct library *library, void *preference, int64_t *v) {
+    int64_t *out = v + KEY_search;
+    int known = 0;
+    struct small *place = NULL;
+    if (preference != NULL) place = remembered(preferences_read, 4, library, preference, &known);
+    if (known) {
+        memcpy(out, place->fields, PREFERENCE_SPAN * sizeof *out);
+        return;
+    }
+    PREFERENCE_FIELDS(READ_PREFERENCE)
+    if (place != NULL) memcpy(place->fields, out, PREFERENCE_SPAN * sizeof *out);
+}
 
 /* matrices: the layouts of A, B, C, D */
 void read_problem(const struct library *library, void *desc, void *const matrices[4], struct key *key) {
@@ -36,14 +90,8 @@ void read_problem(const struct library *library, void *desc, void *const matrice
     void *emulation = (void *)(intptr_t)value_of(library->desc, desc, DESC_EMULATION, 8, 0);
     v[KEY_emulation] = emulation != NULL;
     EMULATION_FIELDS(READ_EMULATION)
-    for (int number = 0; number < 4; number++, v += MATRIX_SPAN) {
-        void *matrix = matrices[number];
-        if (number == 3 && matrix == matrices[2])
-            memcpy(v + KEY_a_type, v + KEY_a_type - MATRIX_SPAN, MATRIX_SPAN * sizeof *v);
-        else {
-            MATRIX_FIELDS(READ_MATRIX, a)
-        }
-    }
+    for (int number = 0; number < 4; number++)
+        read_matrix(library, matrices[number], v + KEY_a_type + number * MATRIX_SPAN);
     memset(key->value + PROBLEM_END, 0, (KEY_END - PROBLEM_END) * sizeof *v);
 }
 
@@ -57,7 +105,7 @@ void read_question(const struct library *library, void *desc, void *preference, 
     v[KEY_bias_align] = alignment(value_of(library->desc, desc, DESC_BIAS_POINTER, 8, 0));
     v[KEY_aux_align] = alignment(value_of(library->desc, desc, DESC_AUX_POINTER, 8, 0));
     POINTER_FIELDS(READ_POINTER)
-    PREFERENCE_FIELDS(READ_PREFERENCE)
+    read_preference(library, preference, v);
 }
 
 #define DECODE(name, attribute, size, otherwise)                                                   \
@@ -116,7 +164,7 @@ static const struct place PLACES[] = {
     OFFSET(pin, key) OFFSET(pin, algo) OFFSET(pin, fields) OFFSET(pin, version) OFFSET(pin, needs) OFFSET(pin, device)
     OFFSET(pins, magic) OFFSET(pins, layout) OFFSET(pins, pin_size) OFFSET(pins, count) OFFSET(pins, pin)
     OFFSET(settings, layout) OFFSET(settings, enforcing) OFFSET(settings, on_miss)
-    OFFSET(settings, rebuild) OFFSET(settings, capacity) OFFSET(settings, prefix)
+    OFFSET(settings, rebuild) OFFSET(settings, any_gpu) OFFSET(settings, capacity) OFFSET(settings, prefix)
     OFFSET(settings, process)
 };
 

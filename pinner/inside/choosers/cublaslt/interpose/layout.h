@@ -10,7 +10,8 @@
 /* F(name, attribute, bytes, default): the value of an attribute this version of cuBLASLt does not
  * have is its default, so that one problem has one key under all versions. */
 
-/* cublasLtMatmulDescAttributes_t; 16 is in no header, and 13.1 answers for it */
+/* cublasLtMatmulDescAttributes_t; 16 is in no header, and 12.8 and 13.1 answer for
+ * it; 27 to 30 (atomic synchronisation) are gone in 13 */
 #define DESC_FIELDS(F)                                                                             \
     F(compute, 0, 4, 0)                                                                            \
     F(scale, 1, 4, 0)                                                                              \
@@ -29,6 +30,8 @@
     F(aux_type, 22, 4, -1)                                                                         \
     F(fast_accum, 25, 1, 0)                                                                        \
     F(bias_type, 26, 4, -1)                                                                        \
+    F(sync_rows, 27, 4, 0)                                                                         \
+    F(sync_cols, 28, 4, 0)                                                                         \
     F(a_scale_mode, 31, 4, 0)                                                                      \
     F(b_scale_mode, 32, 4, 0)                                                                      \
     F(c_scale_mode, 33, 4, 0)                                                                      \
@@ -67,6 +70,8 @@
     F(d_amax, 21, 8, 0)                                                                            \
     F(aux_scale, 23, 8, 0)                                                                         \
     F(aux_amax, 24, 8, 0)                                                                          \
+    F(sync_in, 29, 8, 0)                                                                           \
+    F(sync_out, 30, 8, 0)                                                                          \
     F(d_out_scale, 36, 8, 0)
 
 /* cublasLtMatmulPreferenceAttributes_t; max_waves is a float, kept as its bits */
@@ -81,7 +86,8 @@
     F(max_waves, 9, 4, 0)                                                                          \
     F(impl_mask, 12, 8, -1)
 
-/* cublasLtMatmulAlgoConfigAttributes_t; 10 is in no header, and 13.1 reads and sets it */
+/* cublasLtMatmulAlgoConfigAttributes_t; 10 is in no header, and 12.8 and 13.1 read and
+ * set it */
 #define ALGO_FIELDS(F)                                                                             \
     F(id, 0, 4, 0)                                                                                 \
     F(tile, 1, 4, 0)                                                                               \
@@ -237,6 +243,7 @@ struct settings {
     uint64_t enforcing;
     uint64_t on_miss;  /* 0 fallback, 1 error */
     uint64_t rebuild;  /* 1: may build from fields under another version */
+    uint64_t any_gpu;  /* 1: what was recorded on another GPU may be tried */
     uint64_t capacity; /* records; 0: CAPACITY */
     char prefix[4096]; /* the map file is PREFIX-PID-NONCE.map */
     char process[PROCESS_TEXT];

@@ -71,12 +71,10 @@ static int refuse(const struct key *key, const struct library *library, const st
     if (pin != NULL) {
         wanted.version = pin->version;
         wanted.algo = pin->algo;
+        wanted.fields = pin->fields;
     }
     struct record *record = recorded(current_map(), &wanted, NULL);
-    if (record != NULL) {
-        add(&record->asked);
-        if (pin != NULL) record->fields = pin->fields;
-    }
+    if (record != NULL) add(&record->asked);
     *returned = 0;
     return NOT_SUPPORTED; /* PyTorch raises for it; an answer with no result it would pass over */
 }
@@ -87,7 +85,7 @@ static enum reason locked_algo(const struct library *library, const struct pin *
     const int64_t *v = key->value;
     *algo = pin->algo;
     *rebuilt = 0;
-    if (pin->device[0] && device[0] && strcmp(pin->device, device) != 0 && !settings.rebuild)
+    if (pin->device[0] && device[0] && strcmp(pin->device, device) != 0 && !settings.any_gpu)
         return REASON_DEVICE;
     if (pin->version == library->version) return REASON_NONE;
     if (!settings.rebuild) return REASON_VERSION;
@@ -208,7 +206,7 @@ EXPORTED int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a, v
     }
     int status = library->heuristic(handle, desc, a, b, c, d, preference, requested, results, returned);
     note_answer(library, &key, settings.enforcing ? KIND_FALLBACK : KIND_HEURISTIC, requested, results,
-                *returned, status);
+                status == SUCCESS ? *returned : 0, status);
     return status;
 }
 
