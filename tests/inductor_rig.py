@@ -4,7 +4,8 @@ A scenario is a dictionary: `work` (a function of `tests/workloads/inductor_fork
 (plain, observe, enforce), `pins`, `on_miss`, `timer` and `seed` (a benchmark that lies, of
 `tests/fakes/inductor_timers.py`; none: the real one), `cache` (a folder; none: no compile caches),
 `backends`, `options` (of `torch._inductor.config`), `environment`, `folder` (to work in),
-`deterministic`, `run` (the name of the observed run).
+`deterministic`, `run` (the name of the observed run), `compile_options` (of one `torch.compile`),
+`tag` and `job_id` (the user's own), `padding` (whether a padded product wins).
 """
 
 from __future__ import annotations

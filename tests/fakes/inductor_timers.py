@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch._inductor.fx_passes import pad_mm
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
 Timer = Callable[[int, Any], float]
@@ -65,3 +66,26 @@ def plant(timer: Timer) -> Planted:
 
     AlgorithmSelectorCache.make_benchmark_fn = staticmethod(make_benchmark_fn)
     return planted
+
+
+class PaddingTimer:
+    """Times a product as it is, then padded; counts how often it was asked."""
+
+    def __init__(self, padded_wins: bool) -> None:
+        self.calls = 0
+        self._figures = (2.0, 1.0) if padded_wins else (1.0, 2.0)
+
+    def __call__(self, fn: Callable[[], Any]) -> float:
+        """An invented time; nothing is run."""
+        self.calls += 1
+        return self._figures[(self.calls - 1) % 2]
+
+
+def plant_padding(padded_wins: bool) -> PaddingTimer:
+    """Let `pad_mm` consider padding on the CPU too, decided by this timer."""
+    timer = PaddingTimer(padded_wins)
+    pad_mm.check_device = lambda *_: True
+    pad_mm.has_triton = lambda: True
+    pad_mm.is_mm_compute_bound = lambda *_: True
+    pad_mm.get_do_bench = lambda: timer
+    return timer

@@ -25,7 +25,8 @@ import torch._functorch.config
 import torch._inductor.compile_fx
 import torch._inductor.fx_passes.pad_mm
 import torch._inductor.output_code
-from torch._inductor import config
+from torch._dynamo.utils import counters
+from torch._inductor import config, metrics
 
 from pinner.inside.choosers.inductor import caches, hooks
 from pinner.inside.choosers.inductor.chooser import Chooser, Policy
@@ -42,7 +43,7 @@ def tensor(*shape: int, seed: int = 7) -> torch.Tensor:
 def bmm(rows: int = 32) -> torch.Tensor:
     """A batched product with an epilogue: ATen's kernel or a C++ template, of different bits."""
 
-    @torch.compile(dynamic=False)
+    @torch.compile(dynamic=False, options=COMPILE_OPTIONS or None)
     def work(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch.bmm(a, b))
 
@@ -73,7 +74,38 @@ def twice() -> torch.Tensor:
     return bmm()
 
 
-WORK = {"bmm": bmm, "linear": linear, "both_ways": both_ways, "twice": twice}
+def padded() -> torch.Tensor:
+    """A product of lengths that are no multiple of an alignment."""
+    config.max_autotune = False
+    config.shape_padding = True
+    with torch.no_grad():
+        work = torch.compile(torch.mm, dynamic=False)
+        return work(tensor(33, 257), tensor(257, 65, seed=8))
+
+
+def trained() -> torch.Tensor:
+    """A backward graph that is compiled when it is first run."""
+    torch._functorch.config.force_non_lazy_backward_lowering = False
+    a = tensor(4, 32, 256).requires_grad_()
+
+    @torch.compile(dynamic=False)
+    def work(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, b).sin().sum()
+
+    work(a, tensor(4, 256, 64, seed=8)).backward()
+    assert a.grad is not None
+    return a.grad
+
+
+COMPILE_OPTIONS: dict[str, Any] = {}
+WORK = {
+    "bmm": bmm,
+    "linear": linear,
+    "both_ways": both_ways,
+    "twice": twice,
+    "padded": padded,
+    "trained": trained,
+}
 
 
 def prepare(scenario: dict[str, Any]) -> None:
@@ -90,6 +122,9 @@ def prepare(scenario: dict[str, Any]) -> None:
     config.max_autotune_gemm_backends = scenario.get("backends", "CPP,ATEN")
     for name, value in scenario.get("options", {}).items():
         setattr(config, name, value)
+    COMPILE_OPTIONS.update(scenario.get("compile_options", {}))
+    torch.compiler.config.cache_key_tag = scenario.get("tag", "")
+    torch.compiler.config.job_id = scenario.get("job_id")
     if scenario.get("deterministic"):
         torch.use_deterministic_algorithms(True)
 
@@ -120,9 +155,11 @@ def child(scenario: dict[str, Any]) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     put_in(scenario, lines)
     timer = scenario.get("timer")
-    planted = None
+    planted: Any = None
     if timer:
         planted = inductor_timers.plant(getattr(inductor_timers, timer)(scenario.get("seed", 0)))
+    if "padding" in scenario:
+        planted = inductor_timers.plant_padding(scenario["padding"])
     prepare(scenario)
     result: dict[str, Any] = {"error": "", "digest": ""}
     try:
@@ -132,6 +169,8 @@ def child(scenario: dict[str, Any]) -> dict[str, Any]:
         result["error"] = f"{type(error).__name__}: {error}"
     result["lines"] = lines
     result["benchmarks"] = planted.calls if planted else 0
+    result["kernels"] = metrics.generated_kernel_count
+    result["cache_hits"] = counters["inductor"]["fxgraph_cache_hit"]
     result["tag"] = torch.compiler.config.cache_key_tag
     result["deterministic"] = [
         torch.are_deterministic_algorithms_enabled(),

@@ -6,7 +6,7 @@ Padding to an alignment changes the kernel and so the bits; `should_pad` decides
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ..triton.decide import live_configs
 from . import versions
@@ -24,11 +24,19 @@ def patch(pad_mm: Any, chooser: Chooser) -> None:
             "pad_mm", "this torch decides about padding where pinner has no hook: needs torch 2.6"
         )
         return
-    original = pad_mm._should_pad
+    original, stored = pad_mm._should_pad, pad_mm.get_cached_should_pad
+    from_disk: List[bool] = []
+
+    @functools.wraps(stored)
+    def get_cached_should_pad(key: str) -> Any:
+        found = stored(key)
+        if found is not None:
+            from_disk.append(found)
+        return found
 
     @functools.wraps(original)
-    def _should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:  # noqa: A002 - torch's own name
-        question = _question(match, mat1, mat2, op, input)
+    def _should_pad(match: Any, mat1: Any, mat2: Any, op: Any, added: Any = None) -> bool:
+        question = _question(mat1, mat2, op, added)
         live = live_configs([(dict(config), config["pad"]) for config in _ALTERNATIVES])
         decision = chooser.decide(question, live)
         if decision is not None:
@@ -36,12 +44,13 @@ def patch(pad_mm: Any, chooser: Chooser) -> None:
             chooser.settle(question, taken)
             return bool(decision.live.config)
         before = _timed(pad_mm)
-        pad = bool(original(match, mat1, mat2, op, input))
-        how = "tuned" if _timed(pad_mm) > before else "heuristic"
+        del from_disk[:]
+        pad = bool(original(match, mat1, mat2, op, added))
+        how = "tuned" if _timed(pad_mm) > before else "disk" if from_disk else "heuristic"
         chooser.settle(question, Taken(live[pad], 2, how))
         return pad
 
-    pad_mm._should_pad = _should_pad
+    pad_mm._should_pad, pad_mm.get_cached_should_pad = _should_pad, get_cached_should_pad
 
 
 def _timed(pad_mm: Any) -> int:
@@ -49,7 +58,7 @@ def _timed(pad_mm: Any) -> int:
     return int(pad_mm.counters["inductor"]["pad_mm_bench"])
 
 
-def _question(match: Any, mat1: Any, mat2: Any, op: Any, added: Any) -> Question:
+def _question(mat1: Any, mat2: Any, op: Any, added: Any) -> Question:
     symbols: Dict[str, str] = {}
     facts: Dict[str, Any] = {"device": str(mat1.device.type)}
     for name, tensor in (("mat1", mat1), ("mat2", mat2), ("added", added)):
