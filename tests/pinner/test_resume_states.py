@@ -112,6 +112,17 @@ class TestNames:
         kind, leaves = found["named"]["'draw'"]
         assert (kind, leaves) == ("passed", [""])
 
+    def test_of_workers_where_there_are_some(self, found: dict[str, Any]) -> None:
+        assert found["seeds"] == ["worker seeds of DataLoader 1"]
+
+
+def test_a_size_that_dynamo_made_dynamic_is_marked(found: dict[str, Any]) -> None:
+    first, same, other = found["compiled"]["marks"]
+    (name,) = [name for name in first[0] if name.startswith("doubled (resume_states.py:")]
+    assert name.endswith(": L['x']")
+    assert [marks[name] for marks, _ in (first, same, other)] == ["[4, 3]", "[4, 3]", "[?, 3]"]
+    assert other[1] - first[1] == 1  # one more graph
+
 
 @pytest.mark.parametrize(
     ("saves", "numbers"),

@@ -19,6 +19,7 @@ from pinner.compare import resume
 from pinner.inside import ledger
 from pinner.inside.evidence import fingerprint, optimizer
 from pinner.inside.evidence.resume import loaders, moments, ready, registry, snapshot, streams
+from pinner.inside.evidence.resume.compiled import graphs, marks
 
 LACKS = ("", "python", "numpy", "torch", "steps", "schedule", "scaler", "loader", "scale")
 
@@ -190,6 +191,35 @@ def named(_train: Any) -> dict[str, Any]:
     return {name: [group["kind"], sorted(group["leaves"])] for name, group in state.items()}
 
 
+def compiled(_train: Any) -> dict[str, Any]:
+    """What is known of a compiled function that met one shape, and then another."""
+    import torch
+
+    @torch.compile(backend="eager")
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    found = []
+    for rows in (4, 4, 5):
+        doubled(torch.ones(rows, 3))
+        found.append([dict(marks()), graphs()])
+    return {"marks": found}
+
+
+def seeds(_train: Any) -> list[str]:
+    """What is called a seed of workers: with workers, and without."""
+    import torch
+
+    with Process(moments.WHOLE):
+        plain = torch.utils.data.DataLoader([1, 2])
+        busy = torch.utils.data.DataLoader([1, 2], num_workers=1)
+        iterators = [iter(plain), iter(busy)]
+        for iterator in iterators:
+            next(iterator)
+        state = snapshot.take()
+    return [name for name in state if name.startswith("worker seeds")]
+
+
 def main() -> None:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import resume_train
@@ -201,6 +231,8 @@ def main() -> None:
     found["untouched"] = untouched(resume_train)
     found["named"] = named(resume_train)
     found["counted"] = counted(resume_train)
+    found["seeds"] = seeds(resume_train)
+    found["compiled"] = compiled(resume_train)
     print(json.dumps(found))
 
 

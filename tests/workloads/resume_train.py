@@ -3,7 +3,8 @@
 The folder is the first argument. Started by python or torchrun (gloo).
 
 SAVE=call|file|files|distributed|async   how it saves: pinner's calls around torch.save (default),
-           torch.save alone, two files of one checkpoint, torch.distributed.checkpoint
+           torch.save alone, two files of one checkpoint, torch.distributed.checkpoint, the same
+           in the background
 LACKS=a,b  what is not restored: python, numpy, torch, steps, schedule, scaler, loader, scale, all
 STEPS=N    how many steps in all (default 6). EVERY=N: how often it saves (default 2)
 """
@@ -77,6 +78,7 @@ class Run:
         self.loader = DataLoader(data, BATCH, shuffle=True, generator=self.draw)
         self.epoch_draw = self.draw.get_state()
         self.step = 0
+        self.saving: Any = None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has."""
@@ -144,9 +146,15 @@ class Run:
         import torch.distributed.checkpoint as dcp
 
         if SAVE == "async":
-            dcp.async_save(state, checkpoint_id=self.file.with_suffix("")).result()
+            self.wait()
+            self.saving = dcp.async_save(state, checkpoint_id=self.file.with_suffix(""))
         else:
             dcp.save(state, checkpoint_id=self.file.with_suffix(""))
+
+    def wait(self) -> None:
+        """Waits for a checkpoint that is being saved in the background."""
+        if self.saving is not None:
+            self.saving.result()
 
     def read(self) -> dict[str, Any]:
         """What was saved."""
@@ -189,6 +197,7 @@ class Run:
                 out.write(f"{self.step}\n")
             if self.step % EVERY == 0:
                 self.save()
+        self.wait()
 
     def one(self, x: torch.Tensor) -> None:
         """One step, which draws from every random stream."""

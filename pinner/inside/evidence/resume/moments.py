@@ -70,6 +70,12 @@ class Moments:
             state = snapshot.take(passed) if self.role == RESTORED else {}
             self._goes_on_from("call", state)
 
+    def before_files(self) -> None:
+        """Files are about to be written: they may replace those of a checkpoint that is done."""
+        with self._lock:
+            if not self._called and self._joinable() is None:
+                self._close()
+
     def file_saved(self, content: Any, how: str) -> Optional[Checkpoint]:
         """A library has saved, or begun to save, `content`; None if that is no checkpoint."""
         with self._lock:

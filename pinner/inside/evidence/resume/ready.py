@@ -139,12 +139,17 @@ def _hook_making_room(module: ModuleType) -> None:
 
 
 def _afterwards(plain: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    """Return `plain`, followed by `note(value, *args, **kwargs)`, unless inside another one."""
+    """Return `plain`, followed by `note(value, *args, **kwargs)`, unless inside another one.
+
+    Only the main thread's calls are noted: others are parts of what it began, and would read state
+    while it changes.
+    """
 
     @functools.wraps(plain)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "busy", False) or _moments is None:
+        if getattr(_inside, "busy", False) or _moments is None or not _in_main_thread():
             return plain(*args, **kwargs)
+        _moments.before_files()
         _inside.busy = True
         try:
             value = plain(*args, **kwargs)
@@ -154,6 +159,10 @@ def _afterwards(plain: Callable[..., Any], note: Callable[..., None]) -> Callabl
             _inside.busy = False
 
     return wrapped
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _saved(_value: Any, obj: Any = None, f: Any = None, *_args: Any, **_kwargs: Any) -> None:
