@@ -23,6 +23,12 @@ _INDUCTOR = (
 )
 """The modules in which Inductor decides."""
 
+_WORKERS = (
+    "/torch/_inductor/compile_worker/__main__.py",
+    "/torch/_inductor/__autotune_main__.py",
+)
+"""Programs of Inductor that compile or time for the process that decides."""
+
 _begun = False
 
 
@@ -68,7 +74,8 @@ def _before_torch() -> None:
     from . import facts
     from .choosers.cublaslt import chooser
 
-    ledger.open_now()
+    if not _is_worker():  # else where it decides something, as every helper
+        ledger.open_now()
     facts.before_torch()
     chooser.before_torch()
 
@@ -77,8 +84,14 @@ def _after_torch(module: ModuleType) -> None:
     from . import facts
     from .choosers.cublaslt import chooser
 
-    facts.after_torch()
+    if not _is_worker():
+        facts.after_torch()
     chooser.after_torch(module)
+
+
+def _is_worker() -> bool:
+    program = (getattr(sys, "argv", None) or [""])[0]
+    return program.endswith(_WORKERS)
 
 
 def _begin_cublaslt() -> None:
