@@ -7,8 +7,8 @@ still agree, because the run may need it later.
 State counts as restored if it is, digest for digest, what it was when it was saved, at the moment
 the program says that all is restored; or if it is what the whole run has at the same place of the
 program, right before the first optimizer step after the checkpoint. The second needs no word from
-the program and does not depend on the order in which it restores: a random stream may be put back
-after the loader has drawn from it.
+the program and does not depend on the order in which it restores. For random streams it alone
+counts where it is known.
 """
 
 from __future__ import annotations
@@ -370,17 +370,15 @@ def _moves(rank: _Rank, name: str, missing: Sequence[str]) -> bool:
 
 
 def _random(rank: _Rank, name: str, _kind: str) -> Lack | None:
-    missing = _not_restored(rank, name)
-    if not missing:
+    """A random stream must stand at the same place right before the first step.
+
+    That it was put back is not enough: making a loader's iterator draws from it.
+    """
+    at_step = _missing(rank.whole.begins, rank.restored.begins, name)
+    at_call = _missing(rank.killed.saved, rank.restored.restored, name)
+    missing = at_call if at_step is None else at_step
+    if not missing or not _drawn(rank.whole, name):
         return None
-    moments = [
-        _leaves(state, name)
-        for state in (rank.whole.saved, rank.whole.begins, rank.whole.end)
-        if state is not None
-    ]
-    drawn = len(moments) < 2 or any(moment != moments[0] for moment in moments[1:])
-    if not drawn:
-        return None  # nobody needs it
     if _leaves(rank.whole.saved, name) != _leaves(rank.killed.saved, name):
         text = (
             f"not seeded: {name}: it differed between the two runs before the checkpoint, and was "
@@ -388,7 +386,18 @@ def _random(rank: _Rank, name: str, _kind: str) -> Lack | None:
         )
         return Lack(rank.number, name, text, True, missing)
     text = _not_restored_text(rank, name, missing)
+    if at_call == ():
+        text = f"restored, but then drawn from before the first step: {name}"
+    elif at_call is None:
+        text += ", or it was drawn from before the first step"
     return Lack(rank.number, name, f"{text}; the whole run draws from it later", True, missing)
+
+
+def _drawn(whole: Told, name: str) -> bool:
+    """Whether the whole run draws from a random stream after the checkpoint, or may."""
+    states = (whole.saved, whole.begins, whole.end)
+    moments = [_leaves(state, name) for state in states if state is not None]
+    return len(moments) < 2 or any(moment != moments[0] for moment in moments[1:])
 
 
 def _batch(rank: _Rank, name: str, _kind: str) -> Lack | None:
@@ -457,15 +466,17 @@ _JUDGES: dict[str, Callable[[_Rank, str, str], Lack | None]] = {
 
 def _not_restored(rank: _Rank, name: str) -> tuple[str, ...]:
     """The leaves that are restored neither by one measure nor by the other."""
-    answers = []
-    for before, after in (
-        (rank.killed.saved, rank.restored.restored),
-        (rank.whole.begins, rank.restored.begins),
-    ):
-        expected = _leaves(before, name)
-        if expected and after is not None:
-            answers.append(_differing(expected, _leaves(after, name)))
-    return min(answers, key=len, default=())
+    answers = (
+        _missing(rank.killed.saved, rank.restored.restored, name),
+        _missing(rank.whole.begins, rank.restored.begins, name),
+    )
+    return min((answer for answer in answers if answer is not None), key=len, default=())
+
+
+def _missing(before: State | None, after: State | None, name: str) -> tuple[str, ...] | None:
+    """The leaves that differ between two moments; None where one of them was not told."""
+    expected = _leaves(before, name)
+    return _differing(expected, _leaves(after, name)) if expected and after is not None else None
 
 
 def _not_restored_text(rank: _Rank, name: str, missing: Sequence[str]) -> str:

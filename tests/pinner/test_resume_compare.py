@@ -228,6 +228,17 @@ class TestRandomStreams:
         whole = {"saved": self.ONE, "begins": self.ONE, "end": self.TWO}
         assert lacks(whole, {"begins": self.OTHER}) == [("R", True)]
 
+    def test_that_are_restored_and_then_drawn_from_are_told_apart(self) -> None:
+        whole = run(range(STEPS), saved=self.ONE, begins=self.TWO)
+        findings = compared(whole, restored(state=self.ONE, begins=self.OTHER))
+        assert findings.lacks[0].text.startswith("restored, but then drawn from before the first")
+        findings = compared(whole, restored(state=self.OTHER, begins=self.OTHER))
+        assert findings.lacks[0].text.startswith("not restored: R")
+
+    def test_may_be_restored_after_the_call(self) -> None:
+        whole = {"saved": self.ONE, "begins": self.TWO}
+        assert lacks(whole, {"state": self.OTHER, "begins": self.TWO}) == []
+
     def test_that_nobody_draws_from_need_not(self) -> None:
         whole = {"saved": self.ONE, "begins": self.ONE, "end": self.ONE}
         assert lacks(whole, {"begins": self.OTHER}) == []
