@@ -14,6 +14,8 @@ import torch
 from tests.trace_rig import Event, digests, events_of, first_difference, read_logs, recording
 from tests.workloads import moe_sites, moe_train
 
+pytestmark = pytest.mark.xdist_group("trace-faults")  # they share the run without a fault
+
 SEED = secrets.randbits(32)
 STEPS = 2
 

@@ -240,6 +240,35 @@ def test_backward_operations_are_told_from_forward_ones(tmp_path: Path) -> None:
     assert {event["p"] for event in found.ops("aten.mul")} == {"f", "b"}
 
 
+class Deep(torch.autograd.Function):
+    """Its backward runs another backward, and that another one.
+
+    After 60 of them the engine goes on in a thread of its own (torch 2.13: MAX_DEPTH), as it does
+    for each device.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
+        ctx.depth = depth
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            x = torch.ones(1, requires_grad=True)
+            (Deep.apply(x, ctx.depth - 1) if ctx.depth else x.sin()).backward()
+        return grad, None
+
+
+def test_threads_of_the_autograd_engine_are_traced(tmp_path: Path) -> None:
+    with recording(tmp_path) as found:
+        Deep.apply(torch.ones(1, requires_grad=True), 70).backward()
+    event = found.op("aten.cos")
+    assert event["x"]["thread"] == "autograd"
+    assert event["p"] == "b"
+    assert event["in"][0][1]
+
+
 def test_lists_of_tensors_have_paths(tmp_path: Path) -> None:
     with recording(tmp_path) as found:
         torch.cat([torch.zeros(1), torch.ones(1)]).split(1)

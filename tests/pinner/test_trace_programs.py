@@ -74,6 +74,7 @@ def of(events: list[Event], kind: str, **fields: Any) -> list[Event]:
     ]
 
 
+@pytest.mark.xdist_group("trace-training")
 def test_traces_leave_the_bits_of_the_untraced_run(
     untraced: Program, by_ops: Program, by_steps: Program
 ) -> None:
@@ -82,6 +83,7 @@ def test_traces_leave_the_bits_of_the_untraced_run(
     assert by_steps.evidence == untraced.evidence
 
 
+@pytest.mark.xdist_group("trace-training")
 class TestTheLog:
     def test_its_first_line_says_what_was_traced_and_its_last_that_it_is_whole(
         self, by_ops: Program
@@ -105,6 +107,7 @@ class TestTheLog:
         assert len({label(event) for event in events}) == len(events)
 
 
+@pytest.mark.xdist_group("trace-training")
 class TestSteps:
     def test_streams_are_events_with_the_digests_of_the_evidence(self, by_ops: Program) -> None:
         seen = [(e["n"], e["s"], e["out"][0][1]) for e in by_ops.events("step")]
@@ -135,6 +138,7 @@ class TestSteps:
         assert kinds == {"step", "grad", "optim", "random", "recompute"}
 
 
+@pytest.mark.xdist_group("trace-training")
 class TestModules:
     def test_a_module_is_named_by_its_path_from_the_root(self, by_ops: Program) -> None:
         forward = of(by_ops.events(), "module", p="f", s=0)
@@ -204,6 +208,11 @@ class Net(torch.nn.Module):
 
 net = Net()
 run = net if os.environ.get("EAGER") else torch.compile(net)
+if os.environ.get("OLD"):  # as torch before 2.10 asks, and without the mode's answer
+    torch._dynamo.config.inline_torch_dispatch_torch_compile = False
+    if torch._C._len_torch_dispatch_stack():
+        mode = torch._C._get_dispatch_stack_at(0)
+        type(mode).ignore_compile_internals = classmethod(lambda cls: False)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 for step in range(2):
     loss = run(torch.randn(333, 64))
@@ -219,11 +228,14 @@ if not os.environ.get("EAGER"):
 
 def test_compiled_code_runs_as_it_does_without_a_trace(tmp_path: Path) -> None:
     """Falling back to eager would leave eager's bits, which differ here from the compiled ones."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of processes that import torch
+    }
     plain = Program(tmp_path / "plain", None).run(COMPILED, **caches)
     eager = Program(tmp_path / "eager", None).run(COMPILED, EAGER="1")
     deep = Program(tmp_path / "deep", "kernels").run(COMPILED, **caches)
-    ops = Program(tmp_path / "ops", "ops").run(COMPILED, **caches)
+    ops = Program(tmp_path / "ops", "ops").run(COMPILED, OLD="1", **caches)
     assert plain.evidence != eager.evidence
     assert deep.evidence == plain.evidence
     assert ops.evidence == plain.evidence
@@ -282,6 +294,7 @@ def logs_with(program: Program, name: str) -> list[list[Event]]:
     return [lines for lines in program.logs if name in names(lines)]
 
 
+@pytest.mark.xdist_group("trace-processes")
 class TestSeveralProcessesAndThreads:
     def test_each_process_writes_a_log_of_its_own(self, several: Program) -> None:
         (parent,) = logs_with(several, "log")
@@ -376,6 +389,7 @@ def two_ranks(folder: Path) -> Program:
 launched = once(two_ranks)
 
 
+@pytest.mark.xdist_group("trace-ranks")
 class TestRanks:
     @pytest.fixture
     def ranks(self, launched: Program) -> list[list[Event]]:

@@ -37,13 +37,15 @@ class Log:
         self._lines: List[str] = []
         self._fd = -1
         self._path = ""
-        self._pid = os.getpid()
         self._written = time.monotonic()
+        self._closed = False
         self.events = 0
 
     def add(self, line: str) -> None:
         """Take one line, without its newline."""
         lines = self._lines
+        if self._closed:
+            return
         lines.append(line)
         self.events += 1
         count = len(lines)
@@ -75,7 +77,11 @@ class Log:
             faults.die("cannot write the trace %s: %s" % (self._path, error.strerror))
 
     def close(self) -> None:
-        """Write the last line. A process that traced nothing leaves no file."""
+        """Write the last line. A process that traced nothing leaves no file.
+
+        What still comes, from exit handlers that run after ours, is left out.
+        """
+        self._closed = True
         if self.events:
             self._lines.append('{"t":"end","events":%d}' % self.events)
             self.flush()
@@ -84,7 +90,7 @@ class Log:
         """In a child that was forked: what the parent has gathered is the parent's to write."""
         self._lines = []
         self.events = 0
-        self._pid = os.getpid()
+        self._closed = False
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

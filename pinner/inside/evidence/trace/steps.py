@@ -84,7 +84,7 @@ class Steps:
         recorder = self.recorder
         if self._first_optimizer is None or self._first_optimizer() is None:
             self._first_optimizer = weakref.ref(optimizer)
-        recorder.thread.stepping += 1
+        recorder.thread.stepping = 1
         if not recorder.looking():
             return
         name = escaped(type(optimizer).__name__)
@@ -95,7 +95,7 @@ class Steps:
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         recorder = self.recorder
-        recorder.thread.stepping = max(0, recorder.thread.stepping - 1)
+        recorder.thread.stepping = 0  # and not one less: a step that raised has no end
         if recorder.looking():
             name = escaped(type(optimizer).__name__)
             tensor = recorder.torch.Tensor
