@@ -130,6 +130,22 @@ class TestFormsAgree:
         data = value.numpy().tobytes()
         assert digest(value, NH128)[0] == by_hand.digest(name, shape, data)
 
+    @given(
+        st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=5),
+        st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+        st.integers(0, 3),
+    )
+    @settings(max_examples=120, deadline=None)
+    def test_on_memory_with_any_gaps_and_overlaps(
+        self, axes: list[tuple[int, int]], name: str, offset: int
+    ) -> None:
+        sizes, strides = zip(*axes, strict=True)
+        reach = offset + 1 + sum((size - 1) * stride for size, stride in axes)
+        held = torch.randint(0, 256, (16 * reach,), dtype=torch.uint8).view(getattr(torch, name))
+        view = held.as_strided(sizes, strides, offset)
+        data = view.clone(memory_format=torch.contiguous_format).numpy().tobytes()
+        assert digest(view, NH128)[0] == by_hand.digest(name, sizes, data)
+
     def test_more_than_one_chunk_of_torch_and_one_round_of_programs(self) -> None:
         chunk = nh128.ArrayOps.HOST_BLOCKS * BLOCK
         data = torch.randint(0, 256, (2 * chunk + 1237,), dtype=torch.uint8)

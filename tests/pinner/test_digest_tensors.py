@@ -273,7 +273,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
         "_adder_for",
         lambda torch, device: tensor_sums.OnGpu(torch, nh128_triton.load(), device),
     )
-    monkeypatch.setattr(digests, "_address_of", lambda value: None)
+    for way in ("_memory_of", "_with_gaps"):
+        monkeypatch.setattr(digests, way, lambda value: None)
+    monkeypatch.setattr(nh128_native, "load", lambda: None)
 
 
 class TestDeferred:

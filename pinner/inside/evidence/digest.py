@@ -251,11 +251,14 @@ class _Many:
                 nodes.append(None)
                 if type(value) in _plain_types:
                     if value.is_cpu:
-                        found = _address_of(value)
+                        found = _memory_of(value)
                         if found is not None:
                             host.append((place, *found))
                             continue
-                    elif value.is_cuda and _address_of(value) is not None:
+                        if (text := _with_gaps(value)) is not None:
+                            nodes[-1] = text
+                            continue
+                    elif value.is_cuda and _memory_of(value) is not None:
                         gpu.setdefault(value.device, []).append((place, value))
                         continue
         self._nodes = nodes
@@ -335,7 +338,7 @@ def _know(torch: Any) -> None:
     _plain_types = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-def _address_of(value: Any) -> Optional[Tuple[int, int, bytes]]:
+def _memory_of(value: Any) -> Optional[Tuple[int, int, bytes]]:
     """Return address, size and header of a tensor that is nothing but memory without gaps; None
     for any other.
     """
@@ -352,6 +355,24 @@ def _address_of(value: Any) -> Optional[Tuple[int, int, bytes]]:
         return None
 
 
+def _with_gaps(value: Any) -> Optional[str]:
+    """Return the digest of a tensor on the host that is nothing but memory with gaps, by the
+    compiled library; None for any other.
+    """
+    native = nh128_native.load()
+    try:
+        dtype, shape = value.dtype, value.shape
+        if native is None or dtype not in _plain_dtypes or value.is_neg() or value.is_conj():
+            return None
+        size, address = value.nbytes, value.data_ptr()
+        if not size or not address or not 0 < len(shape) <= nh128_native.MOST_AXES:
+            return None
+        sums = native.sums_of_view(address, value.element_size(), shape, value.stride())
+        return nh128.text_of(header_of(dtype, shape), sums)
+    except RuntimeError:
+        return None
+
+
 def _plain_tensor(value: Any) -> Optional[Digest]:
     """The way of one plain tensor on the host; None for anything else."""
     torch = sys.modules.get("torch")
@@ -364,10 +385,15 @@ def _plain_tensor(value: Any) -> Optional[Digest]:
     if native is None:
         return None
     with _no_functions(torch):
-        found = _address_of(value) if value.is_cpu else None
-        if found is None:
+        if not value.is_cpu:
             return None
-        text = nh128.text_of(found[2], native.sums(found[0], found[1]))
+        found = _memory_of(value)
+        if found is not None:
+            text: Optional[str] = nh128.text_of(found[2], native.sums(found[0], found[1]))
+        else:
+            text = _with_gaps(value)
+        if text is None:
+            return None
         return text, {"dtype": last_name(value.dtype), "shape": list(value.shape)}
 
 

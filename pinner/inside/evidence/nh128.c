@@ -15,8 +15,10 @@
 #define ROWS 64
 #define LANES 4
 #define WORD 8
-#define BLOCK_BYTES ((uint64_t)COLUMNS * ROWS * WORD)
+#define BLOCK_BYTES 4096
 #define MOST_THREADS 64
+
+_Static_assert(BLOCK_BYTES == COLUMNS * ROWS * WORD, "a block");
 
 static uint64_t keys[ROWS + LANES - 1];
 
@@ -208,6 +210,75 @@ void pinner_nh128(
         if (started[i]) pthread_join(ids[i], 0);
         out[0] += ranges[i].out[0];
         out[1] += ranges[i].out[1];
+    }
+}
+
+/* A tensor with gaps: `strides` in bytes, sizes and strides from the slowest axis to the fastest. */
+struct view {
+    const unsigned char *data;
+    uint64_t item, axes;
+    const int64_t *sizes, *strides;
+};
+
+#define MOST_AXES 32
+
+static void copy_items(
+    unsigned char *to, const unsigned char *from, int64_t count, int64_t stride, uint64_t item) {
+    if (stride == (int64_t)item) {
+        memcpy(to, from, count * item);
+        return;
+    }
+#define COPY(size) \
+    for (int64_t i = 0; i < count; i++) memcpy(to + i * size, from + i * stride, size)
+    switch (item) {
+    case 1: COPY(1); break;
+    case 2: COPY(2); break;
+    case 4: COPY(4); break;
+    case 8: COPY(8); break;
+    default: COPY(16); break;
+    }
+#undef COPY
+}
+
+/* Copies `count` elements, in logical order from number `first` on, to `to`. */
+static void gather(const struct view *view, uint64_t first, uint64_t count, unsigned char *to) {
+    int64_t at[MOST_AXES];
+    const unsigned char *row = view->data;
+    int fastest = (int)view->axes - 1;
+    for (int axis = fastest; axis >= 0; axis--) {
+        at[axis] = (int64_t)(first % (uint64_t)view->sizes[axis]);
+        first /= (uint64_t)view->sizes[axis];
+        row += at[axis] * view->strides[axis];
+    }
+    while (count) {
+        int64_t run = view->sizes[fastest] - at[fastest];
+        if ((uint64_t)run > count) run = (int64_t)count;
+        copy_items(to, row, run, view->strides[fastest], view->item);
+        to += run * view->item;
+        count -= run;
+        row += run * view->strides[fastest];
+        at[fastest] += run;
+        for (int axis = fastest; axis > 0 && at[axis] == view->sizes[axis]; axis--) {
+            row += view->strides[axis - 1] - at[axis] * view->strides[axis];
+            at[axis] = 0;
+            at[axis - 1]++;
+        }
+    }
+}
+
+/* Adds the sums of a view with at least one axis and one element; it is copied block by block.
+ * `item`: 1, 2, 4, 8 or 16 bytes, of which a block is a multiple. `elements`: of all axes. */
+void pinner_nh128_view(
+    const unsigned char *data, uint64_t item, uint64_t elements, uint64_t axes,
+    const int64_t *sizes, const int64_t *strides, uint64_t out[2]) {
+    struct view view = {data, item, axes, sizes, strides};
+    uint64_t each = BLOCK_BYTES / item;
+    unsigned char block[BLOCK_BYTES];
+    for (uint64_t number = 0; elements; number++) {
+        uint64_t count = elements < each ? elements : each;
+        gather(&view, number * each, count, block);
+        add_range(block, count * item, number, out);
+        elements -= count;
     }
 }
 

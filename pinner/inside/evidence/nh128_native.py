@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from . import nh128
 
 if TYPE_CHECKING:
-    from typing import Any, Iterator, List, Optional
+    from typing import Any, Iterator, List, Optional, Sequence
 
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 _SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nh128.c")
@@ -28,6 +28,9 @@ _BYTES_A_THREAD = 4 << 20
 _MOST_THREADS = 16
 # Shorter work keeps the interpreter's lock: giving it up can cost more than the work.
 _SHORT_BYTES = 256 << 10
+
+# Axes that the library can follow; torch has no tensors with more than 64.
+MOST_AXES = 32
 
 Pair = ctypes.c_uint64 * 2
 
@@ -50,6 +53,19 @@ class Native:
                 Pair,
             ]
             function.restype = None
+        self._view_holding: Any = held.pinner_nh128_view
+        self._view_freeing: Any = free.pinner_nh128_view
+        for function in (self._view_holding, self._view_freeing):
+            function.argtypes = [
+                ctypes.c_void_p,
+                ctypes.c_uint64,
+                ctypes.c_uint64,
+                ctypes.c_uint64,
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                Pair,
+            ]
+            function.restype = None
         for function in (self._many_holding, self._many_freeing):
             function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_uint64, ctypes.c_void_p]
             function.restype = None
@@ -69,6 +85,26 @@ class Native:
         """Return A and B of `size` bytes at `address` as 16 bytes."""
         found = Pair()
         self.add(address, size, 0, found, threads)
+        return bytes(found)
+
+    def sums_of_view(
+        self, address: int, item: int, shape: Sequence[int], strides: Sequence[int]
+    ) -> bytes:
+        """Return A and B of memory with gaps, of which nothing but a block is copied.
+
+        address: of the first element
+        item: bytes of an element, 1 to 16
+        shape, strides: at least one axis, at most `MOST_AXES`, no size 0; strides in elements
+        """
+        found = Pair()
+        sizes = array("q", shape)
+        steps = array("q", [stride * item for stride in strides])
+        count = 1
+        for size in shape:
+            count *= size
+        function = self._view_holding if count * item <= _SHORT_BYTES else self._view_freeing
+        where = sizes.buffer_info()[0], steps.buffer_info()[0]
+        function(address, item, count, len(sizes), *where, found)
         return bytes(found)
 
     def sums_of_many(self, addresses: array[int], sizes: array[int]) -> bytes:

@@ -32,6 +32,11 @@ def sums_of(torch: Any, tensor: Any) -> Sums:
     tensor: strided, of any device that torch can copy on; not conjugated, nor negated lazily
     """
     plain = bits_of(torch, tensor)
+    if _copied_by_library(plain):
+        native = nh128_native.load()
+        if native is not None:
+            item = plain.element_size()
+            return native.sums_of_view(plain.data_ptr(), item, plain.shape, plain.stride())
     if kernels_for(tensor.device) is None:
         return _added(torch, plain, _adder_for(torch, tensor.device))
     try:
@@ -39,6 +44,13 @@ def sums_of(torch: Any, tensor: Any) -> Sums:
     except Exception:  # Triton's own errors have no common class
         give_up_triton()
         return _added(torch, plain, _adder_for(torch, tensor.device))
+
+
+def _copied_by_library(plain: Any) -> bool:
+    """Whether this is memory with gaps that the compiled library could follow."""
+    if plain.device.type != "cpu" or plain.is_contiguous():
+        return False
+    return bool(0 < plain.dim() <= nh128_native.MOST_AXES and plain.numel())
 
 
 def _added(torch: Any, plain: Any, adder: Any) -> Sums:
