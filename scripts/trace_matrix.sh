@@ -28,7 +28,7 @@ print("torch", torch.__version__, "python", platform.python_version())') || {
     echo "== $versions"
     started=$(date +%s)
     # shellcheck disable=SC2086 # the tests are a pattern
-    "$python" -m pytest -q -p no:cacheprovider -p no:xdist $tests | tee /dev/stderr | tail -n 1 >/tmp/trace_matrix.$$
+    "$python" -m pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib $tests | tee /dev/stderr | tail -n 1 >/tmp/trace_matrix.$$
     [ "${PIPESTATUS[0]}" = 0 ] || failed=1
     rows+=("$versions: $(cat /tmp/trace_matrix.$$), $(($(date +%s) - started)) s")
     rm -f /tmp/trace_matrix.$$

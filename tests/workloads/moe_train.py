@@ -7,6 +7,8 @@ Started by python, or by torchrun with gloo (ranks sum their gradients).
 --checkpoint-at N FILE    save everything after step N-1; --stop ends the run there
 --resume-from FILE        restore it and go on
 --dcp                     save with torch.distributed.checkpoint (FILE is a folder then)
+--every N FOLDER          save every N steps, and go on from what is there, as `pinner verify
+                          --resume` wants it
 
 PLANT=KIND:RANK:STEP[:SITE] plants one fault on one rank at one step ("*" is every rank or step):
 
@@ -411,6 +413,27 @@ def load(run: Run, place: str, in_parts: bool) -> None:
     run.restore(state)
 
 
+def keep(run: Run, folder: Path, in_parts: bool) -> None:
+    """Saves, and then says which checkpoint is whole."""
+    place = folder / f"step-{run.done}"
+    folder.mkdir(parents=True, exist_ok=True)
+    save(run, str(place), in_parts)
+    if dist.is_initialized():
+        dist.barrier()
+    (folder / f"latest.{run.rank}").write_text(place.name)
+    pinner.checkpoint_saved(run.state(), path=str(place))
+
+
+def go_on(run: Run, folder: Path, in_parts: bool) -> None:
+    """Restores the last whole checkpoint, where there is one."""
+    latest = folder / f"latest.{run.rank}"
+    if not latest.exists():
+        return
+    place = folder / latest.read_text()
+    load(run, str(place), in_parts)
+    pinner.checkpoint_restored(run.state(), path=str(place))
+
+
 def main() -> None:
     """Trains."""
     parser = argparse.ArgumentParser()
@@ -420,6 +443,7 @@ def main() -> None:
     parser.add_argument("--stop", action="store_true")
     parser.add_argument("--resume-from", metavar="FILE")
     parser.add_argument("--dcp", action="store_true")
+    parser.add_argument("--every", nargs=2, metavar=("N", "FOLDER"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -427,8 +451,13 @@ def main() -> None:
     run = Run(arguments.compile)
     if arguments.resume_from:
         load(run, arguments.resume_from, arguments.dcp)
+    every, folder = arguments.every or ("0", "")
+    if every != "0":
+        go_on(run, Path(folder), arguments.dcp)
     while run.done < arguments.steps:
         run.step()
+        if every != "0" and run.done % int(every) == 0:
+            keep(run, Path(folder), arguments.dcp)
         if arguments.checkpoint_at and run.done == int(arguments.checkpoint_at[0]):
             save(run, arguments.checkpoint_at[1], arguments.dcp)
             if arguments.stop:
