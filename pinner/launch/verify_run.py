@@ -15,10 +15,12 @@ from pinner.durable import replace_text
 from pinner.launch import enforce, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
+from pinner.launch.coverage import cover
 from pinner.launch.judge import Refusal
 from pinner.launch.session_dir import SessionDir, Settings
 from pinner.launch.taps import read_taps
 from pinner.lockfile.compiled import pins_text
+from pinner.lockfile.schema import Lock
 
 Say = Callable[[str], None]
 OPTIONS = ("evidence_files", "evidence_stdout", "taps")
@@ -66,7 +68,7 @@ class Runs:
         self._asked = asked
         self._environ = environ
         self._say = say
-        self._pins = _pins(asked)
+        self._lock, self._pins = _lock(asked)
         self.folder = folder
         self.made: list[dict[str, Any]] = []
         self.survivors = False
@@ -109,7 +111,19 @@ class Runs:
 
     def refusal(self, run: Run) -> Refusal | None:
         """Why a run that was meant to come to its end cannot be used."""
-        return judge.refusal(run, expect=self._asked.expect, own=one_run.own_place())
+        found = judge.refusal(run, expect=self._asked.expect, own=one_run.own_place())
+        return found or self._broken(run)
+
+    def _broken(self, run: Run) -> Refusal | None:
+        """Bits of a run whose pins did not hold say nothing about the lock."""
+        if self._lock is None:
+            return None
+        coverage = cover(self._lock, run.ledgers)
+        self._say(f"{run.name}: {coverage.line()}")
+        broken = [coverage.broken_text(name) for name in coverage.broken("fallback")]
+        if not broken:
+            return None
+        return Refusal(judge.BROKEN, "broken-pins", "pins were broken: " + "; ".join(broken))
 
     def _settings(self, name: str) -> Settings:
         return Settings(
@@ -170,8 +184,9 @@ def _ask_for_trace(session: SessionDir, trace: Mapping[str, Any]) -> None:
     replace_text(file, json.dumps({**fields, "trace": dict(trace)}, indent=1) + "\n")
 
 
-def _pins(asked: Asked) -> str | None:
+def _lock(asked: Asked) -> tuple[Lock | None, str | None]:
+    """The lock to enforce, and the text of its pins. Raises `LockRefused`."""
     if asked.lock is None:
-        return None
+        return None, None
     lock, digest = enforce.load(asked.lock, allow_draft=asked.allow_draft, allow=asked.allow)
-    return pins_text(lock, digest)
+    return lock, pins_text(lock, digest)

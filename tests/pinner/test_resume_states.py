@@ -77,6 +77,11 @@ class TestReading:
         assert (seen["optimizer"], seen["gradients"], seen["versions"]) == (0, 0, True)
         assert (seen["epochs"], seen["cuda"]) == ([0], False)
 
+    def test_changes_no_bit_of_the_run(self, found: dict[str, Any]) -> None:
+        watched = found["watched"]
+        assert watched["read"] == watched["plain"]
+        assert len(watched["plain"]) == 18  # three streams of six steps
+
     def test_twice_gives_the_same(self, found: dict[str, Any]) -> None:
         assert found["untouched"]["same"]
 

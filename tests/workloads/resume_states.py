@@ -27,7 +27,7 @@ LACKS = ("", "python", "numpy", "torch", "steps", "schedule", "scaler", "loader"
 class Process:
     """What would be a process of its own: its lines, and nothing left of the one before."""
 
-    def __init__(self, role: str, at: int = 1) -> None:
+    def __init__(self, role: str | None, at: int = 1) -> None:
         gc.collect()
         for kept in (
             registry.modules,
@@ -43,15 +43,15 @@ class Process:
         optimizer._count = 0
         self.lines: list[dict[str, Any]] = []
         self._plain = ledger.write
-        ready._moments = moments.Moments(role, at)
+        ready._moments = None if role is None else moments.Moments(role, at)
 
     def __enter__(self) -> Process:
         ledger.write = lambda line, sync=False: self.lines.append(json.loads(json.dumps(line)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert ready._moments is not None
-        ready._moments.end()
+        if ready._moments is not None:
+            ready._moments.end()
         ledger.write = self._plain
         ready._moments = None
 
@@ -105,6 +105,18 @@ def untouched(train: Any) -> dict[str, Any]:
             "cuda": torch.cuda.is_initialized(),
             "kinds": {name: group["kind"] for name, group in first.items()},
         }
+
+
+def watched(train: Any) -> dict[str, Any]:
+    """The evidence of a run that nobody looks into, and of one whose state is read."""
+    found = {}
+    train.SAVE, train.LACKS, train.EVERY = "call", set(), 2
+    for name, role in (("plain", None), ("read", moments.WHOLE)):
+        with tempfile.TemporaryDirectory() as folder, Process(role) as process:
+            train.Run(Path(folder), 0).train()
+        lines = [line for line in process.lines if line["t"] == "evidence"]
+        found[name] = [(line["stream"], line["step"], line["digest"]) for line in lines]
+    return found
 
 
 def counted(train: Any) -> dict[str, Any]:
@@ -229,6 +241,7 @@ def main() -> None:
     found: dict[str, Any] = {lack: histories(resume_train, lack, "call") for lack in LACKS}
     found["files"] = histories(resume_train, "", "files")
     found["untouched"] = untouched(resume_train)
+    found["watched"] = watched(resume_train)
     found["named"] = named(resume_train)
     found["counted"] = counted(resume_train)
     found["seeds"] = seeds(resume_train)
