@@ -344,6 +344,41 @@ def test_a_subclass_that_prunes_in_its_own_way_is_asked_once():
         assert choice["config"] == entry["config"]
 
 
+def own_kind(module):
+    """An autotuner that decides by a `run` of its own, as FlagGems' does."""
+    from triton.runtime import autotuner
+
+    class Own(autotuner.Autotuner):
+        def run(self, *args, **kwargs):
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            config = self.prune_configs(kwargs)[-1]
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    total = module.total
+    return Own(total.fn, total.arg_names, total.configs, ["n"], None, None, do_bench=never)
+
+
+def test_a_tuner_that_runs_in_its_own_way_is_named_and_left_alone():
+    pins = recorded(total_of)
+    with rig.observing() as observed:
+        unpinned = run(own_kind(rig.fresh_kernels()), 4096)
+        (problem,) = observed.of("problem", kind="elsewhere")
+        assert "Own, which is derived from Triton's autotuner" in problem["text"]
+    with rig.enforcing(pins) as rigged:
+        assert run(own_kind(rig.fresh_kernels()), 4096) == unpinned
+        assert rigged.choices() == []
+        assert len(rigged.of("problem", kind="elsewhere")) == 1
+
+
+def test_a_tuner_that_another_room_holds_is_not_named(monkeypatch):
+    from pinner.inside.choosers import own_tuners
+
+    monkeypatch.setattr(own_tuners, "_held", {__name__.partition(".")[0]})
+    with rig.observing() as observed:
+        run(own_kind(rig.fresh_kernels()), 4096)
+        assert observed.lines == []
+
+
 def test_a_benchmark_that_somebody_calls_by_hand_still_measures():
     pins = recorded(total_of)
     with rig.enforcing(pins):

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 from typing import TYPE_CHECKING, Any, Dict
 
+from .. import own_tuners
 from . import settings
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def install_tuner(libentry: Any) -> None:
     if table is None:
         return
     _known = True
+    own_tuners.hold(libentry.__name__.partition(".")[0])
     _wrap_init(table)
     _wrap_set(table)
 

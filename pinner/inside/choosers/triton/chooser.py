@@ -12,6 +12,7 @@ import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ... import values
+from .. import own_tuners
 from . import bench, code, heuristics, versions
 from .cache import AskAgain, CatchOnce, FirstUse, exact_key, plain_key
 from .call import Call, read_call
@@ -93,10 +94,16 @@ class Chooser:
     def sweep(self) -> None:
         """Report decisions that reached a cache by another way than the tuner's own question."""
         for tuner, watch in list(self.watches.items()):
-            for key, config in list(tuner.cache.items()):
+            for key, config in list(tuner.cache.items()) if isinstance(tuner.cache, dict) else ():
                 if plain_key(key) not in watch.known_keys:
                     live, _ = encode_configs([config])
                     self.lines.elsewhere(watch, plain_key(key), live[0].fields)
+
+    def another_tuner(self, tuner: Any) -> None:
+        """Report a tuner that is derived from Triton's but decides by a `run` of its own."""
+        kind = type(tuner)
+        if not own_tuners.is_held(kind):
+            self.lines.another_tuner(self.register(tuner), values.type_name(tuner))
 
     # -- one decision ---------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Optional
 
 from ... import imports, ledger, pins, session
@@ -47,9 +48,11 @@ def _chooser_of(active: session.Session) -> Chooser:
 def patch(autotuner: Any, chooser: Chooser) -> None:
     """Hook the places of `Autotuner` and `Heuristics` that only an undecided call reaches."""
     tuner_class = autotuner.Autotuner
-    _after_init(tuner_class, functools.partial(_adopt, chooser=chooser, base=tuner_class))
+    home = tuner_class.run.__code__.co_filename
+    adopt = functools.partial(_adopt, chooser=chooser, base=tuner_class, home=home)
+    _after_init(tuner_class, adopt)
     _after_init(autotuner.Heuristics, chooser.name_heuristics)
-    _wrap_prune(tuner_class, chooser)
+    _wrap_prune(tuner_class, chooser, home)
     _wrap_warmup(tuner_class, chooser)
     _wrap_bench(tuner_class, chooser)
     if hasattr(tuner_class, "check_disk_cache"):
@@ -69,13 +72,13 @@ def patch_compile(compiler: Any, chooser: Chooser) -> None:
     compiler.compile = compile
 
 
-def _adopt(tuner: Any, chooser: Chooser, base: type) -> None:
+def _adopt(tuner: Any, chooser: Chooser, base: type, home: str) -> None:
     """Watch a new autotuner, and its class where it prunes in a way of its own."""
     for kind in type(tuner).__mro__:
         if kind is base:
             break
         if "prune_configs" in vars(kind):
-            _wrap_prune(kind, chooser)
+            _wrap_prune(kind, chooser, home)
     chooser.register(tuner)
 
 
@@ -90,7 +93,8 @@ def _after_init(kind: Any, then: Any) -> None:
     kind.__init__ = __init__
 
 
-def _wrap_prune(kind: Any, chooser: Chooser) -> None:
+def _wrap_prune(kind: Any, chooser: Chooser, home: str) -> None:
+    """home: the file of Triton's own `run`, whose question can be answered and followed."""
     original = vars(kind)["prune_configs"]
     if getattr(original, "_pinner", False):
         return
@@ -99,6 +103,9 @@ def _wrap_prune(kind: Any, chooser: Chooser) -> None:
     def prune_configs(self: Any, kwargs: Any) -> Any:
         watch = chooser.register(self)
         if watch.warming or watch.asking:  # decides nothing, or a subclass calls its parent
+            return original(self, kwargs)
+        if sys._getframe(1).f_code.co_filename != home:  # only where nothing is decided yet
+            chooser.another_tuner(self)
             return original(self, kwargs)
         watch.asking = True
         try:

@@ -100,6 +100,15 @@ class Lines:
             )
             self.problem("elsewhere", watch, text, config=config)
 
+    def another_tuner(self, watch: Watch, kind: str) -> None:
+        """A tuner whose decisions cannot be followed."""
+        if watch.first_time("another tuner"):
+            text = (
+                "decided by %s, which is derived from Triton's autotuner and runs in a way of its "
+                "own: not under the lock; use @triton.autotune, or pin it by its own means" % kind
+            )
+            self.problem("elsewhere", watch, text)
+
     def replayed(self, watch: Watch, config: Config, names: List[str]) -> None:
         """Two launches on equal arguments that left different bytes."""
         if watch.first_time("replay", _text(config)):
