@@ -79,6 +79,11 @@ torch.distributed.checkpoint are seen by themselves; pinner.checkpoint_saved(sta
 pinner.checkpoint_restored(state) say it for all else.
 With -l all runs are enforced under the lock."""
 
+COMPARE = """\
+A and B: two folders of `pinner trace`, two folders of runs (--dir), or two locks with the evidence
+they keep. Says where they part first, over all ranks, and how to read that. 0 only where all of
+both was compared and is equal; 2 where one has no baseline, or was killed, and the rest is equal."""
+
 
 class _Usage(Exception):
     """A command line that cannot be meant."""
@@ -348,6 +353,18 @@ def _diff(arguments: argparse.Namespace) -> int:
     return 0 if diff.empty else 1
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from pinner.launch import comparing
+
+    _no_command(arguments)
+    options = comparing.Options(jobs=arguments.jobs or comparing.default_jobs())
+    outcome = comparing.compare(arguments.a, arguments.b, options, say)
+    if outcome.exit == UNREADABLE:
+        return _failed(arguments, UNREADABLE, _STATUS[UNREADABLE], outcome.text)
+    printed = _print(_json(outcome.to_json()) if arguments.json else outcome.text)
+    return outcome.exit or (0 if printed else UNREADABLE)
+
+
 def _merge(arguments: argparse.Namespace) -> int:
     from pinner.launch.merging import merge_folders
 
@@ -561,6 +578,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_audit(_add(commands, "audit", _audit, "say how a run makes its choices", AUDIT))
     _add_trace(_add(commands, "trace", _trace, "write down what goes on inside a run", TRACE))
     _add_verify(_add(commands, "verify", _verify, "show that runs repeat bit for bit", VERIFY))
+    compare = _add(commands, "compare", _compare, "say where two runs part first", COMPARE)
+    compare.add_argument("a", metavar="A", type=Path)
+    compare.add_argument("b", metavar="B", type=Path)
+    compare.add_argument(
+        "--jobs", metavar="N", type=_at_least(1), help="ranks at one time (default: one a core)"
+    )
     merge = _add(commands, "merge", _merge, "make a draft lock from folders of ledgers")
     merge.add_argument("folder", metavar="DIR", nargs="+", type=Path)
     _add_out(merge)
