@@ -217,6 +217,20 @@ class TestDevices:
         (line,) = recorder.entries(["0"], [torch.ones(2)], {})
         assert json.loads(line)[1]
 
+    def test_no_device_is_asked_anything_while_a_graph_is_captured(
+        self, recorder: Recorder
+    ) -> None:
+        def asked() -> bool:
+            raise AssertionError("a query of an event ends the capture")
+
+        x = torch.ones(2)
+        recorder._capturing = lambda: True
+        recorder.memory.flying[recorder.memory.number(x)] = asked
+        notes: dict[str, Any] = {}
+        (line,) = recorder.entries(["0"], [x], notes)
+        assert json.loads(line)[1] is None
+        assert notes == {"async": True}
+
     def test_a_copy_to_the_host_is_complete_when_the_device_has_come_that_far(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

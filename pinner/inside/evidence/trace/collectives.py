@@ -175,7 +175,7 @@ def _run(recorder: Recorder, what: _What, given: Dict[str, Any], call: Callable[
     if late:
         notes["async"] = True
         for _, each in filled:
-            recorder.memory.flying[recorder.memory.number(each)] = _never
+            recorder.memory.never_complete(recorder.memory.number(each))
         _remember(recorder, _Pending(work, kind, name, filled))
     with recorder.unseen():
         if not late:
@@ -214,11 +214,6 @@ def _arrived(recorder: Recorder, filled: List[Tuple[str, Any]]) -> None:
         number = recorder.memory.number(each)
         recorder.memory.flying.pop(number, None)
         recorder.memory.written(each, number)
-
-
-def _never() -> bool:
-    """Whether it has arrived: only `wait` says so."""
-    return False
 
 
 def _remember(recorder: Recorder, pending: _Pending) -> None:
@@ -296,7 +291,7 @@ def _run_functional(
     waited = [pair for pair, each in zip(late, collected(tensor, result)) if pair[1] is each[1]]
     memory = recorder.memory
     for _, each in late:
-        memory.flying[memory.fresh(each, set())] = _never
+        memory.never_complete(memory.fresh(each, set()))
     if late and len(waited) == len(late):  # no wrapper around it: it was waited for by now
         _arrived(recorder, late)
         notes.pop("async")

@@ -97,6 +97,10 @@ class Memory:
         storage = self.unwritten.get(number)
         return storage is not None and not storage.covers(tensor)
 
+    def never_complete(self, number: int) -> None:
+        """Something writes to this storage at times that nobody tells us."""
+        self.flying[number] = _never
+
     def is_flying(self, number: int) -> bool:
         """Whether something may still be writing to this storage."""
         done = self.flying.get(number)
@@ -112,6 +116,10 @@ class Memory:
         self._next += 1
         self._numbers[address] = number
         return number
+
+
+def _never() -> bool:
+    return False
 
 
 def _span(tensor: Any) -> Any:

@@ -191,6 +191,9 @@ class Passing:
         source = next((each for each in self.tensors if each.is_cuda), None)
         if source is None or number < 0:
             return
+        if self.recorder.is_capturing():  # it is made at each replay
+            self.recorder.memory.never_complete(number)
+            return
         cuda = self.recorder.torch.cuda
         passed = cuda.Event()
         passed.record(cuda.current_stream(source.device))

@@ -206,22 +206,30 @@ class Recorder:
         skipped: Sequence[bool],
     ) -> Optional[List[bool]]:
         """Which tensors must not be read now; None where all can be."""
-        if self._is_capturing(tensors):
+        capturing = self.is_capturing()
+        if capturing and any(tensor.is_cuda for tensor in tensors):
             notes["capture"] = True
             notes["why"] = "a CUDA graph is being captured: what it computes is not traced"
             return [True] * len(tensors)
         refused = []
         for at, tensor in enumerate(tensors):
             no = bool(skipped) and skipped[at]
-            if self.memory.is_flying(numbers[at]):
+            if self._is_flying(numbers[at], capturing):
                 no = notes["async"] = True
             elif self.memory.is_unwritten(tensor, numbers[at]):
                 no = notes["uninitialised"] = True
             refused.append(no)
         return refused if any(refused) else None
 
-    def _is_capturing(self, tensors: Sequence[Any]) -> bool:
-        return any(tensor.is_cuda for tensor in tensors) and bool(self._capturing())
+    def is_capturing(self) -> bool:
+        """Whether this thread's stream is becoming a CUDA graph."""
+        return self._has_devices() and bool(self._capturing())
+
+    def _is_flying(self, number: int, capturing: bool) -> bool:
+        """Whether something may still be writing; asking a device would end a capture."""
+        if capturing:
+            return number in self.memory.flying
+        return self.memory.is_flying(number)
 
     def _described(self, tensor: Any) -> str:
         """Dtype, shape and layout as JSON: `"float32",[2,3],null`."""
