@@ -82,7 +82,8 @@ With -l all runs are enforced under the lock."""
 COMPARE = """\
 A and B: two folders of `pinner trace`, two folders of runs (--dir), or two locks with the evidence
 they keep. Says where they part first, over all ranks, and how to read that. 0 only where all of
-both was compared and is equal; 2 where one has no baseline, or was killed, and the rest is equal."""
+both was compared and is equal; 2 where one has no baseline, or was killed, and the rest is
+equal."""
 
 
 class _Usage(Exception):

@@ -42,6 +42,8 @@ def sighting(report: Report) -> Sighting | Incomparable | None:
     """What a report says, in the words of a chase."""
     if report.incomparable is not None:
         return Incomparable(report.incomparable.text)
+    if report.head is None and report.exit == 2:  # equal as far as both go, which is not far enough
+        return Incomparable("; ".join(report.uncompared))
     if report.head is None:
         return None
     event, mismatch = report.head.event, report.head.mismatch
