@@ -86,6 +86,7 @@ class TestRecording:
         (choice,), ((shown,),) = recorded(tmp_path, SEVERAL, "pick=4")
         assert shown["returned"] == ALTERNATIVES == choice["alternatives"]
         assert (choice["config"]["id"], choice["config"]["blob"]) == (60, shown["algo"])
+        assert choice["config"]["workspace"] == 0, "what it needs, not what it was given"
 
     def test_answers_that_nobody_used_are_no_choice(self, tmp_path: Path) -> None:
         rig = Rig(tmp_path)

@@ -208,6 +208,17 @@ class TestWithTorch:
         assert chosen == ["_BlasBackend.Cublaslt"]
         assert [line["how"] for line in rig.choices()] == ["fallback"]
 
+    def test_an_enforced_run_does_not_route_where_the_recorded_one_did_not(
+        self, tmp_path: Path
+    ) -> None:
+        code = self.torch(tmp_path) + "show(gemm(torch.consumer), torch.chosen)"
+        rig = Rig(tmp_path / "session", cublaslt="auto")
+        rig.enforce({})
+        ((_, chosen),) = rig.calls(code)
+        assert chosen == ["_BlasBackend.Cublas"]
+        assert rig.map_files() == []
+        assert [line["held"] for line in rig.lines("setting")] == ["no"]
+
     def test_auto_leaves_a_cpu_build_alone(self, tmp_path: Path) -> None:
         code = self.torch(tmp_path, cuda=None) + "show(torch.chosen)"
         rig = Rig(tmp_path / "session", cublaslt="auto")

@@ -224,7 +224,7 @@ static int differs_in_n_only(const struct key *key) {
 /* What was answered for this matmul, or NULL: then its algorithm comes from elsewhere. */
 static struct record *answered(struct map *map, const struct key *key, uint64_t hash,
                                const struct algo *algo) {
-    if (last.record != NULL && last.generation == generation && last.record->kind != KIND_ASKED &&
+    if (last.record != NULL && last.generation == generation &&
         memcmp(&last.algo, algo, sizeof *algo) == 0 &&
         (memcmp(last.problem, key->value, sizeof last.problem) == 0 || differs_in_n_only(key)))
         return last.record;
