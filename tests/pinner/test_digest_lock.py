@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pinner.compare import locked
 from pinner.compare.evidence import Emitter, RunEvidence, gather
 from pinner.inside.evidence.algorithms import named
+from pinner.inside.evidence.digest import SHA256, combine, digest, digest_many
 from pinner.inside.faults import EvidenceError
 from pinner.lockfile.compiled import compile_pins
 from pinner.lockfile.schema import Evidence
@@ -70,6 +74,32 @@ class TestComparing:
             "stream 'loss', rank 0: the lock has digests by sha256, this run by nh128: "
             "they cannot be compared"
         )
+
+
+class TestOldLocks:
+    """What SHA-256 gave when those locks were recorded, it must give for ever."""
+
+    def plain(self, header: str, data: bytes) -> str:
+        return "sha256:" + hashlib.sha256(header.encode() + b"\0" + data).hexdigest()
+
+    def test_values(self) -> None:
+        value = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+        data = value.numpy().tobytes()
+        turned = value.t().contiguous().numpy().tobytes()
+        assert digest(value, SHA256)[0] == self.plain("float32[2,3]", data)
+        assert digest(value.numpy(), SHA256)[0] == self.plain("float32[2,3]", data)
+        assert digest(value.t(), SHA256)[0] == self.plain("float32[3,2]", turned)
+        assert digest(2.5, SHA256)[0] == self.plain("python.float[]", struct.pack("<d", 2.5))
+        assert digest(True, SHA256)[0] == self.plain("python.bool[]", b"\1")
+        parts = [digest(value, SHA256)[0], digest("x", SHA256)[0]]
+        joined = "\n".join(parts).encode()
+        assert digest([value, "x"], SHA256)[0] == self.plain("tuple[2]", joined)
+        assert digest_many([value, "x"], SHA256) == parts
+
+    def test_the_digest_of_an_optimizer_step(self) -> None:
+        one = self.plain("float32[1]", b"\0\0\0\0")
+        assert digest(torch.zeros(1), SHA256)[0] == one
+        assert combine([one, None], SHA256) == self.plain("digests[]", f"{one}\nnone".encode())
 
 
 class TestInTheProcess:

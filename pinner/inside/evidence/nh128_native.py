@@ -291,3 +291,12 @@ def _checked(path: str) -> Optional[Native]:
     except (OSError, AttributeError):
         return None
     return native if found == nh128.sums_as_bytes(*CHECK) else None
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -47,7 +47,7 @@ class Kernels:
         size = data.numel()
         if size == 0:
             return
-        unit = unit_of(data.data_ptr())
+        unit = unit_of(data.data_ptr() | data.storage_offset())  # as a view, too, it must fit
         pieces = data[: size // 8 * 8].view(_integers(torch)[unit])
         width = _WIDE if size >= _WIDE_FROM_BYTES else _NARROW
         columns = -(-size // nh128.BLOCK_BYTES) * nh128.COLUMNS

@@ -6,6 +6,7 @@ device where there is neither. A tensor with gaps is copied piece by piece, neve
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -241,3 +242,12 @@ def _ops_on(torch: Any, device: Any) -> nh128.ArrayOps:
             size = nh128.ArrayOps.HOST_BLOCKS if here else nh128.ArrayOps.DEVICE_BLOCKS
             ops = _ops[device] = nh128.ArrayOps(int64, size)
         return ops
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
