@@ -157,10 +157,5 @@ def next_step(record: Record) -> probing.Step:
 
 def probes_left(record: Record) -> int:
     """The most probes still to come, with two classes of bits and no more untestable ones."""
-    seen = record.seen()
     ids = [candidate.id for candidate in record.header.candidates]
-    tries = probing.TRIES_OF_AN_END
-    ends = sum(max(tries - len(seen.get(end, ())), 0) for end in (ids[0], ids[-1]))
-    if ends:
-        return ends + probing.probe_bound(len(set(ids))) - 2 * tries
-    return probing.left_between(verdicts(record))
+    return probing.probes_left(ids, record.seen(), rule_of(record.header))

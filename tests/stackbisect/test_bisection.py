@@ -300,8 +300,8 @@ def test_the_state_says_where_the_change_must_be_and_what_is_left(tmp_path: Path
         assert now["under_way"] is not None
 
     go(begin(tmp_path / "b", kinds), Invented(kinds, look))
-    assert left[0] == (7, None)
-    assert left[4] == (3, ["v0", "v7"])
+    assert left[0] == (9, None)
+    assert left[4] == (5, ["v0", "v7"])
     assert [count for count, _ in left] == sorted((count for count, _ in left), reverse=True)
     assert state.state(tmp_path / "b")["between"] == ["v3", "v4"]
     assert bisection.probes_left(journal.read(tmp_path / "b")) == 0

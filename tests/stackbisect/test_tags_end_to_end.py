@@ -192,7 +192,7 @@ def test_a_change_at_a_version_drawn_at_random_is_found(program: Program, push: 
     assert report["difference"]["distributions"] == {
         "summing": [versions[change], versions[change + 1]]
     }
-    assert report["probes"] == len(program.probes()) <= 4 + math.ceil(math.log2(len(versions)))
+    assert report["probes"] == len(program.probes()) <= 6 + math.ceil(math.log2(len(versions)))
     assert report["monotonic"] is True
     shown = {each["label"]: each["verdict"] for each in report["verdicts"]}
     assert list(shown) == versions  # two tags of one image are one candidate
@@ -228,7 +228,7 @@ def test_candidates_that_cannot_be_tested_are_searched_around(program: Program, 
     for label, reason in untestable.items():
         assert re.search(said[orders[label]], reason)
     testable = len(versions) - len(untestable)
-    assert len(program.probes()) <= 4 + math.ceil(math.log2(testable)) + len(untestable)
+    assert len(program.probes()) <= 6 + math.ceil(math.log2(testable)) + len(untestable)
 
 
 def test_real_numpy_wheels(program: Program, new_repository: RepositoryFactory) -> None:
@@ -273,7 +273,7 @@ def test_real_numpy_wheels(program: Program, new_repository: RepositoryFactory) 
     if "third" not in kinds:
         untestable = kinds.count("untestable")
         testable = len(kinds) - untestable
-        assert report["probes"] <= 4 + math.ceil(math.log2(testable)) + untestable
+        assert report["probes"] <= 6 + math.ceil(math.log2(testable)) + untestable
     found = [(each["from"], each["to"]) for each in report["transitions"] if each["adjacent"]]
     assert set(found) <= {(versions[n], versions[n + 1]) for n in pairs}
     pair = [versions[pairs[0]], versions[pairs[-1] + 1]]

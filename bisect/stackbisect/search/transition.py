@@ -13,17 +13,22 @@ of that list, so the middle of the rest is its nearest neighbour that may be tes
 is left to try, the transition is either a pair of neighbours, or a range whose inner part cannot
 be tested; then the whole range is the answer.
 
+With k probes at a time a transition is cut into k + 1 parts instead of two (`cuts`). With a window
+w every transition that is seen is narrowed, and no stretch of w or more candidates that may be
+testable stays untried: every run of w or more testable candidates with bits of its own is found.
+
 Cost: each probe of a testable candidate halves what is left (rounded down) and each untestable one
 takes one away, so with n candidates, u of them found untestable, two classes of bits and both ends
-known it takes at most ceil(log2(n - u)) + u probes.
+known it takes at most ceil(log2(n - 1 - u)) + u probes, one at a time and without a window.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from stackbisect.search import cuts
 from stackbisect.search.verdict import Verdict
 
 Verdicts = Sequence[Verdict | None]
@@ -47,6 +52,11 @@ class Transition:
         """True where nothing lies between the two sides."""
         return self.right == self.left + 1
 
+    def shifted(self, by: int) -> Transition:
+        """The same in a list with `by` more candidates in front."""
+        between = tuple(position + by for position in self.between)
+        return Transition(self.left + by, self.right + by, between, self.narrowed)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -55,7 +65,8 @@ class Answer:
     `last_good` and `first_bad` are the pair that was looked for. They are neighbours unless
     `ambiguous` (what lies between cannot be tested) or a third value lies between them.
     `transitions` are all that were seen, in order; `monotonic` is false where the same bits came
-    back after others had been seen.
+    back after others had been seen. `unstable` are the candidates between the pair whose own
+    probes differ: where there are any, it is not known that anything between the pair is to blame.
     """
 
     last_good: int
@@ -63,40 +74,91 @@ class Answer:
     transitions: tuple[Transition, ...]
     ambiguous: bool
     monotonic: bool
+    unstable: tuple[int, ...] = ()
+
+    def shifted(self, by: int) -> Answer:
+        """The same in a list with `by` more candidates in front."""
+        return replace(
+            self,
+            last_good=self.last_good + by,
+            first_bad=self.first_bad + by,
+            transitions=tuple(each.shifted(by) for each in self.transitions),
+            unstable=tuple(position + by for position in self.unstable),
+        )
 
 
-def next_position(verdicts: Verdicts) -> int | None:
-    """The position to try next, or None where the search is done.
+def next_positions(
+    verdicts: Verdicts,
+    count: int = 1,
+    running: Collection[int] = (),
+    window: int | None = None,
+) -> list[int]:
+    """At most `count` positions to try now, while those in `running` are under way.
 
-    Both ends must have testable verdicts with different bits.
+    Both ends must have testable verdicts with different bits. Empty where nothing is left to try
+    that is not under way.
     """
-    for transition in _wanted(verdicts):
-        inside = [p for p in _inside(transition) if verdicts[p] is None]
-        if inside:
-            return inside[(len(inside) - 1) // 2]
-    return None
+    found = cuts.choose(_to_cut(map(_inside, wanted(verdicts, window)), verdicts, running), count)
+    if window is None or len(found) == count:
+        return found
+    stretches = _wide(_same(verdicts), verdicts, running, window)
+    return found + cuts.choose(stretches, count - len(found))
 
 
-def untried(verdicts: Verdicts) -> list[int]:
+def untried(verdicts: Verdicts, window: int | None = None) -> list[int]:
     """How many positions are untried inside each transition that is still to be narrowed."""
-    return [sum(verdicts[p] is None for p in _inside(each)) for each in _wanted(verdicts)]
+    return [sum(verdicts[p] is None for p in _inside(t)) for t in wanted(verdicts, window)]
 
 
 def answer(verdicts: Verdicts) -> Answer:
-    """What the verdicts say once `next_position` is None."""
+    """What the verdicts say once nothing is left to try."""
     transitions = _transitions(verdicts)
-    wanted = _wanted(verdicts)
+    pair = wanted(verdicts)
+    last_good, first_bad = pair[0].left, pair[-1].right
+    kinds = {p: verdict.kind for p, verdict in enumerate(verdicts) if verdict is not None}
     return Answer(
-        last_good=wanted[0].left,
-        first_bad=wanted[-1].right,
+        last_good=last_good,
+        first_bad=first_bad,
         transitions=transitions,
-        ambiguous=not all(transition.adjacent for transition in wanted),
+        ambiguous=not all(transition.adjacent for transition in pair),
         monotonic=_monotonic([verdicts[p] for p in _testable(verdicts)]),
+        unstable=tuple(p for p in range(last_good, first_bad) if kinds.get(p) == "unstable"),
     )
 
 
-def _wanted(verdicts: Verdicts) -> list[Transition]:
-    """The transitions to narrow: out of the good bits, and (if another) first into the bad bits."""
+def wanted(verdicts: Verdicts, window: int | None = None) -> list[Transition]:
+    """The transitions to narrow: the two that matter, or with a window all that were seen."""
+    return list(_transitions(verdicts)) if window is not None else _pair(verdicts)
+
+
+def _to_cut(
+    insides: Iterable[Iterable[int]], verdicts: Verdicts, running: Collection[int]
+) -> list[list[int]]:
+    """What is untried in each, split at what is under way."""
+    return [
+        piece
+        for inside in insides
+        for piece in cuts.pieces([p for p in inside if verdicts[p] is None], running)
+    ]
+
+
+def _same(verdicts: Verdicts) -> list[range]:
+    """What lies between testable neighbours with the same bits."""
+    return [
+        range(left + 1, right)
+        for left, right in itertools.pairwise(_testable(verdicts))
+        if _same_bits(verdicts[left], verdicts[right])
+    ]
+
+
+def _wide(
+    insides: Iterable[Iterable[int]], verdicts: Verdicts, running: Collection[int], window: int
+) -> list[list[int]]:
+    return [piece for piece in _to_cut(insides, verdicts, running) if len(piece) >= window]
+
+
+def _pair(verdicts: Verdicts) -> list[Transition]:
+    """Out of the good bits, and (if another) first into the bad bits."""
     transitions = _transitions(verdicts)
     out_of_good = transitions[0]
     bad = verdicts[-1]
