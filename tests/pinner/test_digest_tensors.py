@@ -133,6 +133,9 @@ class TestEveryLayout:
         assert [layout_of(v) for v in views] == ["contiguous", "permuted", "strided", "expanded"]
         assert [of(v) for v in views] == [of(torch.from_numpy(v.copy())) for v in views]
         assert record(array.T, NH128).elements == 24
+        large = np.arange(9000, dtype=np.complex128).reshape(90, 4, 25)
+        for view in (large[::-1], large.T[:, ::-2], large.transpose(1, 0, 2)):
+            assert of(view) == of(view.copy())
 
     def test_other_layouts(self) -> None:
         dense = torch.eye(4)
@@ -286,6 +289,13 @@ class TestDeferred:
         assert len(later.tensors()) == 3
         value.zero_()  # a step goes on
         assert later.read()[:2] == wanted
+
+    def test_pieces_that_end_within_blocks(
+        self, device: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tensor_sums, "HOST_PIECE", 3000)
+        value = torch.randn(27, 91).t()
+        assert of(value) == by_hand.digest("float32", (91, 27), raw(value))
 
     def test_many_are_read_with_one_copy(self, device: None) -> None:
         values = [torch.randn(5), torch.randn(2, 2)]

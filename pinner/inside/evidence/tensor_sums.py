@@ -55,11 +55,11 @@ def _copied_by_library(plain: Any) -> bool:
 
 
 def _added(torch: Any, plain: Any, adder: Any) -> Sums:
-    if plain.is_contiguous():
-        adder.add(_bytes_of(torch, plain), 0)
+    limit = HOST_PIECE if plain.device.type == "cpu" else DEVICE_PIECE
+    if plain.is_contiguous() or plain.numel() * plain.element_size() <= limit:
+        adder.add(_bytes_of(torch, plain.contiguous()), 0)
         return adder.sums()
     joint = _Joint(torch, adder, plain.device)
-    limit = HOST_PIECE if plain.device.type == "cpu" else DEVICE_PIECE
     for piece in pieces(plain, limit):
         joint.take(_bytes_of(torch, piece))
     joint.end()
