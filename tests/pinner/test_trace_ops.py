@@ -327,6 +327,18 @@ class TestOtherKindsOfTensors:
             torch.zeros(2)
         assert [event["n"] for event in found.events()] == ["aten.zeros.default"]
 
+    def test_who_traces_symbolically_gets_the_same_graph(self, tmp_path: Path) -> None:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        net = torch.nn.Linear(4, 2)
+
+        def graph() -> str:
+            return make_fx(lambda x: net(x).t() + 1)(torch.ones(3, 4)).code
+
+        plain = graph()
+        with recording(tmp_path):
+            assert graph() == plain
+
     def test_the_meta_device_is_left_out(self, tmp_path: Path) -> None:
         with recording(tmp_path) as found:
             torch.ones(3, device="meta").sin()

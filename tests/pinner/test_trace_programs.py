@@ -254,6 +254,47 @@ def test_compiled_code_runs_as_it_does_without_a_trace(tmp_path: Path) -> None:
     assert of(deep.events(), "op", n="aten.addmm.out")
 
 
+TRANSFORMED = """
+import copy, pickle, torch, warnings
+from torch.fx import symbolic_trace
+from torch.nn.attention.flex_attention import flex_attention
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+x = torch.ones(2, 4)
+
+@torch.compile(fullgraph=True, backend="aot_eager")
+def whole(x):
+    return net(x) * 2
+
+@torch.compile(backend="aot_eager")
+def broken(x):
+    y = net(x)
+    print("break")
+    return y.sin()
+
+print(torch.compile(net, fullgraph=True, backend="aot_eager")(x), whole(x), broken(x))
+print(torch._dynamo.utils.counters["stats"], len(torch._dynamo.utils.counters["graph_break"]))
+layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+with torch.no_grad():  # takes a way of its own only where no hook could see its parts
+    print(torch.nn.TransformerEncoder(layer, 1).eval()(torch.ones(1, 3, 8)))
+query = torch.randn(1, 2, 16, 8)
+print(flex_attention(query, query, query).sum())
+print(torch.jit.script(net)(x), torch.jit.trace(net, x)(x), torch.nn.LSTM(4, 4)(x)[0])
+print(torch.export.export(net, (x,)).graph, symbolic_trace(net).code)
+pickle.dumps(copy.deepcopy(net))
+"""
+
+
+def test_code_is_compiled_scripted_and_exported_as_without_a_trace(tmp_path: Path) -> None:
+    plain = Program(tmp_path / "plain", None).run(TRANSFORMED)
+    traced = Program(tmp_path / "traced", "kernels").run(TRANSFORMED)
+    assert "'unique_graphs': 4" in plain.done.stdout
+    assert traced.done.stdout == plain.done.stdout
+    assert traced.events("op", "module")
+    assert not any("_orig_mod" in event.get("m", "") for event in traced.events())
+
+
 SEVERAL = """
 import os, sys, threading, torch, pinner
 torch.set_num_threads(1)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from .recorder import Recorder
 
+# Modules around a module that are not the program's own: the paths are the same without them.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
 _paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -26,10 +29,11 @@ def install(recorder: Recorder, module_class: Any) -> None:
     original = module_class.__call__
     torch = recorder.torch
     is_compiling = torch.compiler.is_compiling
+    scripting = torch._C._get_tracing_state
 
     @functools.wraps(original)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_compiling() or scripting() is not None:
             return original(self, *args, **kwargs)
         thread = recorder.thread
         if thread.busy or thread.region is not None:
@@ -66,7 +70,8 @@ def _path_of(module: Any, scopes: List[str]) -> str:
 
 def _name_below(root: Any, path: str) -> None:
     _paths.setdefault(root, path)
-    for name, child in root.named_modules():
+    for full, child in root.named_modules():
+        name = ".".join(part for part in full.split(".") if part not in _WRAPPERS)
         _paths.setdefault(child, path + "." + name if path and name else path or name)
 
 

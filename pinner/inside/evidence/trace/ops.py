@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,12 @@ def _follow_threads(torch: Any, made: Any) -> None:
     @functools.wraps(start)
     def _bootstrap_inner(self: Any) -> None:
         push(made)
-        start(self)
+        try:
+            start(self)
+        finally:  # else it is freed when the thread has no Python any more
+            modes = sys.modules["torch.utils._python_dispatch"]
+            if modes._get_current_dispatch_mode() is made:
+                modes._pop_mode()
 
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
 
@@ -51,6 +57,10 @@ def _mode_class(torch: ModuleType) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     plain = torch.Tensor
+    # Ours is off the stack while it is asked. What is left are modes of infrastructure, which come
+    # last wherever they were entered: somebody traces symbolically, and would trace our reading.
+    modes_below = torch._C._len_torch_dispatch_stack
+    scripting = torch._C._get_tracing_state  # the same of torch.jit.trace
 
     class Trace(TorchDispatchMode):  # type: ignore[misc]
         """Writes down what passes, and changes nothing."""
@@ -77,7 +87,7 @@ def _mode_class(torch: ModuleType) -> Any:
             facts = self.facts.get(function)
             if facts is None:
                 facts = self.facts[function] = Facts(function)
-            if thread.busy or facts.silent:
+            if thread.busy or facts.silent or modes_below() or scripting() is not None:
                 return function(*args, **kwargs)
             for kind in types:
                 if kind is plain or kind.__torch_dispatch__ is plain.__torch_dispatch__:
