@@ -211,6 +211,14 @@ class TestMany:
         assert digest_many(values, NH128) == [of(value) for value in values]
         assert digest_many([], NH128) == []
 
+    def test_small_ones_of_every_size(self, form: str) -> None:
+        held = torch.randint(0, 256, (9000,), dtype=torch.uint8)
+        sizes = [1, 7, 8, 9, 63, 64, 65, 127, 129, 512, 2049, 4095, 4096, 4097, 5000]
+        values = [held[secrets.randbelow(3000) :][:size] for size in sizes]
+        assert digest_many(values, NH128) == [
+            by_hand.digest("uint8", value.shape, raw(value)) for value in values
+        ]
+
     def test_large_ones_by_threads(self) -> None:
         values = [torch.randint(0, 9, (3 << 20,)), torch.ones(3)]
         assert digest_many(values, NH128) == [of(value) for value in values]

@@ -271,8 +271,11 @@ class _Many:
         return nodes
 
     def _digest_host(self) -> None:
-        native = nh128_native.load() if self._host else None
+        if not self._host:
+            return
+        native = nh128_native.load()
         if native is None:
+            self._digest_host_by_torch()
             return
         nodes = self._nodes
         places, addresses, sizes, heads = zip(*self._host)
@@ -282,6 +285,17 @@ class _Many:
         for place, head in zip(places, heads):
             nodes[place] = text_of(head, sums[start : start + 16])
             start += 16
+
+    def _digest_host_by_torch(self) -> None:
+        """The small ones together; the others come one by one."""
+        small = [each for each in self._host if each[2] <= nh128.BLOCK_BYTES]
+        if not small:
+            return
+        places, addresses, sizes, heads = zip(*small)
+        with no_interference(self._torch):
+            found = tensor_sums.sums_of_small(self._torch, addresses, sizes)
+        for place, head, sums in zip(places, heads, found):
+            self._nodes[place] = nh128.text_of(head, sums)
 
     def _start_gpu(self, device: Any, here: List[Tuple[int, Any]]) -> None:
         torch = self._torch

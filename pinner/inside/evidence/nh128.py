@@ -132,6 +132,7 @@ class ArrayOps:
         self._high = [int64([key >> 32 for key in lane]).reshape(ROWS, 1) for lane in lanes]
         self._columns = int64(list(range(1, COLUMNS + 1)))
         self._places = int64(list(range(BLOCK_WORDS))).reshape(1, ROWS, COLUMNS)
+        self._counts = int64(list(range(BLOCK_WORDS)))
         self._blocks = int64(list(range(chunk_blocks))).reshape(-1, 1)
 
     def sums(self, words: Any, count: int, block: int) -> Tuple[Any, Any]:
@@ -142,45 +143,66 @@ class ArrayOps:
         block: the number of the first block
         """
         words = words.reshape(-1, ROWS, COLUMNS)
-        here = None
-        if count < len(words) * BLOCK_WORDS:  # only then is anything masked
-            ends = count - (len(words) - 1) * BLOCK_WORDS
-            here = self._places < ends
-            if len(words) > 1:
-                head = self.sums(words[:-1], (len(words) - 1) * BLOCK_WORDS, block)
-                tail = self.sums(words[-1:], ends, block + len(words) - 1)
-                return head[0] + tail[0], head[1] + tail[1]
+        whole = count // BLOCK_WORDS
+        first, second = self._of_whole_blocks(words[:whole], block)
+        rest = count - whole * BLOCK_WORDS
+        if rest:
+            rows = -(-rest // COLUMNS)
+            last = words[whole:, :rows]
+            a, b = self.each(last, self._counts[rest : rest + 1], block + whole)
+            first, second = first + a, second + b
+        return first, second
+
+    def each(self, words: Any, counts: Any, block: int = 0) -> Tuple[Any, Any]:
+        """Return A and B of each of some values that have at most one block.
+
+        words: int64 (values, rows, 8), with zeros behind the end of each
+        counts: int64 (values,), how many words each has
+        """
+        rows = words.shape[1]
+        here = self._places[:, :rows] < counts.reshape(-1, 1, 1)
+        lanes = self._lanes(words, rows, here)
+        numbers = self._columns + block * COLUMNS
+        halves = [
+            self._mixed(numbers, lanes, FIRST),
+            self._mixed(numbers, lanes[::-1], SECOND),
+        ]
+        first, second = ((half * here[:, 0]).sum(1) for half in halves)
+        return first, second
+
+    def _of_whole_blocks(self, words: Any, block: int) -> Tuple[Any, Any]:
+        lanes = self._lanes(words, ROWS, None)
+        numbers = self._blocks[: len(words)] * COLUMNS + block * COLUMNS + self._columns
+        first = self._mixed(numbers, lanes, FIRST)
+        second = self._mixed(numbers, lanes[::-1], SECOND)
+        return first.reshape(-1).sum(0).reshape(1), second.reshape(-1).sum(0).reshape(1)
+
+    def _lanes(self, words: Any, rows: int, here: Any) -> List[Any]:
+        """Return the sums of each column, (blocks, 8) for each lane."""
         high = words >> 32
         lanes = []
         for keys, high_keys in zip(self._keys, self._high):
-            product = words + keys
+            product = words + keys[:rows]
             product &= _LOW
-            other = high + high_keys
+            other = high + high_keys[:rows]
             other &= _LOW
             product *= other
             if here is not None:
                 product *= here
             lanes.append(product.sum(1))
-        numbers = self._numbers(len(words), block)
-        first = self._mixed(numbers, lanes, FIRST)
-        second = self._mixed(numbers, lanes[::-1], SECOND)
-        if here is not None:
-            first, second = first * here[:, 0], second * here[:, 0]
-        return first.reshape(-1).sum(0).reshape(1), second.reshape(-1).sum(0).reshape(1)
-
-    def _numbers(self, blocks: int, block: int) -> Any:
-        """Each column's number and one, (blocks, 8)."""
-        return self._blocks[:blocks] * COLUMNS + block * COLUMNS + self._columns
+        return lanes
 
     def _mixed(self, numbers: Any, lanes: List[Any], constants: Tuple[int, int, int]) -> Any:
         start, multiplier, last = (signed(constant) for constant in constants)
         value = numbers * start
         for lane in lanes:
             value = value ^ lane
-            value = (value ^ ((value >> 32) & _LOW)) * multiplier
-            value = value ^ ((value >> 29) & (_WRAP >> 29))
-        value = value * last
-        return value ^ ((value >> 32) & _LOW)
+            value ^= (value >> 32) & _LOW
+            value *= multiplier
+            value ^= (value >> 29) & (_WRAP >> 29)
+        value *= last
+        value ^= (value >> 32) & _LOW
+        return value
 
 
 def little_endian() -> bool:

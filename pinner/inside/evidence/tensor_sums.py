@@ -6,6 +6,7 @@ device where there is neither. A tensor with gaps is copied piece by piece, neve
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import nh128, nh128_native, nh128_triton
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, Optional, Union
+    from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
     # 16 bytes, or two int64 on a device that are read later.
     Sums = Union[bytes, Any]
@@ -222,6 +223,32 @@ def kernels_for(device: Any) -> Optional[nh128_triton.Kernels]:
     except Exception:  # whatever a Triton that is broken or too old raises: torch can do it
         give_up_triton()
         return None
+
+
+def sums_of_small(torch: Any, addresses: Sequence[int], sizes: Sequence[int]) -> List[bytes]:
+    """Return the sums of many pieces of the host's memory of at most one block, by torch.
+
+    Those of about one size are laid side by side: an operation costs more than its numbers here.
+    """
+    ops = _ops_on(torch, torch.device("cpu"))
+    groups: Dict[int, List[int]] = {}
+    for number, size in enumerate(sizes):
+        rows = 1 << max(0, size - 1).bit_length() >> 6  # a row has 64 bytes
+        groups.setdefault(max(1, rows), []).append(number)
+    found = [b""] * len(sizes)
+    for rows, numbers in groups.items():
+        most = ops.chunk_blocks * nh128.ROWS // rows
+        for start in range(0, len(numbers), most):
+            part = numbers[start : start + most]
+            words = torch.zeros((len(part), rows, nh128.COLUMNS), dtype=torch.int64, device="cpu")
+            to = words.data_ptr()
+            for place, number in enumerate(part):
+                ctypes.memmove(to + 64 * rows * place, addresses[number], sizes[number])
+            counts = [-(-sizes[number] // nh128.WORD_BYTES) for number in part]
+            sums = ops.each(words, torch.tensor(counts, dtype=torch.int64, device="cpu"))
+            for number, first, second in zip(part, sums[0].tolist(), sums[1].tolist()):
+                found[number] = nh128.sums_as_bytes(first, second)
+    return found
 
 
 def give_up_triton() -> None:
