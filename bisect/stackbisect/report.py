@@ -325,7 +325,7 @@ def _about(each: Mapping[str, Any]) -> str:
 
 def short(digest: str) -> str:
     """The first digits of a digest, enough to tell bits apart by eye."""
-    return digest.removeprefix("sha256:")[:12]
+    return (digest.partition(":")[2] or digest)[:12]
 
 
 def _transition_lines(transitions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -90,7 +90,7 @@ def _after_torch(module: ModuleType) -> None:
 
 
 def _is_worker() -> bool:
-    program = (getattr(sys, "argv", None) or [""])[0]
+    program: str = (getattr(sys, "argv", None) or [""])[0]
     return program.endswith(_WORKERS)
 
 
