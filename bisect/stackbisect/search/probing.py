@@ -124,7 +124,7 @@ def probes_left(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEF
     known = verdicts(ids, seen, rule, policy)
     if len({verdict.value for verdict in (known[0], known[-1]) if verdict is not None}) < 2:
         return 0
-    left, asked = 0, _Tries(ids, seen, policy)
+    left, asked = 0, Tries(ids, seen, policy)
     for wanted in transition.wanted(known, policy.window):
         inside = sum(known[p] is None for p in range(wanted.left + 1, wanted.right))
         left += _most(inside, asked.lacks(ids[wanted.left]), asked.lacks(ids[wanted.right]), policy)
@@ -162,7 +162,7 @@ def next_steps(
             return fault
     free = max(jobs - len(under_way), 0)
     if any(len(seen.get(end, ())) < policy.ends for end in (good, bad)):
-        asked = _Tries(ids, seen, policy, Counter(ids[each.position] for each in under_way))
+        asked = Tries(ids, seen, policy, Counter(ids[each.position] for each in under_way))
         missing = asked.missing(good, policy.ends, "the good end")
         missing += asked.missing(bad, policy.ends, "the bad end")
         return Batch(tuple(missing[:free]))
@@ -241,7 +241,7 @@ def _between(
     known = _verdicts(ids, seen, ends, rule, policy)
     wanted = transition.wanted(known, policy.window)
     running = Counter(ids[each.position] for each in under_way)
-    asked = _Tries(ids, seen, policy, running)
+    asked = Tries(ids, seen, policy, running)
     undecided = [p for p, each in enumerate(ids) if known[p] is None and seen.get(each)]
     relevant = {p for each in wanted for p in range(each.left, each.right + 1)}
     if policy.window is not None:
@@ -266,7 +266,7 @@ def _between(
 
 
 @dataclass(frozen=True)
-class _Tries:
+class Tries:
     """What each candidate was tried for, and what is missing."""
 
     ids: Sequence[str]
