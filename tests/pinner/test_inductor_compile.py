@@ -8,6 +8,9 @@ from tests import inductor_rig as rig
 
 CPP = {"backend": "cpp", "template": "cpp_CppMicroGemmFP32Vec"}
 
+# One process runs what a fixture here runs for many tests.
+pytestmark = pytest.mark.xdist_group("inductor-compile")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -27,6 +27,10 @@ def observe(timer, seed=0, **more):
     return {"work": "bmm", "mode": "observe", "timer": timer, "seed": seed, **more}
 
 
+# One process runs what a fixture here runs for many tests.
+pytestmark = pytest.mark.xdist_group("inductor-gemm")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Holds the C++ that these tests compile: once."""

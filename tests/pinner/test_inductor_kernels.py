@@ -17,6 +17,9 @@ SEED = random.randrange(1, 2**31)
 PLACES = {"reduction": 5, "user": 3}
 BOTH = [(kernel, place + 1) for kernel, count in PLACES.items() for place in range(count)]
 
+# One process runs what a fixture here runs for many tests.
+pytestmark = pytest.mark.xdist_group("inductor-kernels")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -48,6 +48,7 @@ class Caches:
         @functools.wraps(original)
         def compile_fx_(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
             self._begin(compile_fx.config, options)
+            self._name_mode(getattr(compile_fx, "fx_compile_mode", None))
             return original(model, inputs, *args, **options)
 
         compile_fx.compile_fx = compile_fx_
@@ -78,6 +79,16 @@ class Caches:
             options["config_patches"] = patches
         self._tag_keys(config)
         self._chooser.begin_graph()
+
+    def _name_mode(self, mode: Any) -> None:
+        """Say that graphs are compiled in another process (TORCHINDUCTOR_FX_COMPILE_MODE)."""
+        name = getattr(mode, "name", "NORMAL")
+        if name not in ("NORMAL", "SERIALIZE"):
+            text = (
+                "graphs are compiled in another process: its choices are held, but a graph from a "
+                "cache does not name them. Leave TORCHINDUCTOR_FX_COMPILE_MODE unset"
+            )
+            self._chooser.lines.setting("fx_compile_mode", name, "no", text)
 
     def _switching(self, original: Callable[..., Any], config: Any) -> Callable[..., Any]:
         """Set the switches again for each graph.

@@ -59,10 +59,10 @@ class Kernels:
         original = heuristics.check_autotune_cache
 
         @functools.wraps(original)
-        def check_autotune_cache(configs: Any, filename: Any, meta: Any) -> Any:
+        def check_autotune_cache(configs: Any, *args: Any, **options: Any) -> Any:
             if self._chooser.policy.enforcing:
                 return configs, None, {"autotune_cache_state": "pinned"}
-            answer = original(configs, filename, meta)
+            answer = original(configs, *args, **options)
             if len(configs) > 1 and len(answer[0]) == 1:
                 setattr(answer[0][0], _OFFERED, len(configs))
             return answer
@@ -86,7 +86,7 @@ class Kernels:
         def precompile(
             tuner: Any, warm_cache_only: bool = False, reload_kernel: Any = None, **options: Any
         ) -> Any:
-            if warm_cache_only:
+            if warm_cache_only:  # a worker, which launches nothing
                 return original(tuner, warm_cache_only, reload_kernel, **options)
             self._arrived(tuner, reload_kernel)
             done = original(tuner, warm_cache_only, reload_kernel, **options)
@@ -267,8 +267,8 @@ def _keeping_results(tuner: Any) -> Iterator[List[Any]]:
     results: List[Any] = []
     original = tuner._precompile_config
 
-    def precompile_config(config: Any) -> Any:
-        results.append(original(config))
+    def precompile_config(*args: Any, **options: Any) -> Any:
+        results.append(original(*args, **options))
         return results[-1]
 
     tuner._precompile_config = precompile_config

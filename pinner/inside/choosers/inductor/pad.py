@@ -19,10 +19,8 @@ _ALTERNATIVES = ({"pad": False}, {"pad": True})
 
 def patch(pad_mm: Any, chooser: Chooser) -> None:
     """Hook `torch._inductor.fx_passes.pad_mm`, below the test whether padding is possible."""
-    if not hasattr(pad_mm, "_should_pad"):  # before 2.6, one function held both tests
-        chooser.lines.elsewhere(
-            "pad_mm", "this torch decides about padding where pinner has no hook: needs torch 2.6"
-        )
+    if not hasattr(pad_mm, "_should_pad"):
+        _switch_off(pad_mm, chooser)
         return
     original, stored = pad_mm._should_pad, pad_mm.get_cached_should_pad
     from_disk: List[bool] = []
@@ -51,6 +49,17 @@ def patch(pad_mm: Any, chooser: Chooser) -> None:
         return pad
 
     pad_mm._should_pad, pad_mm.get_cached_should_pad = _should_pad, get_cached_should_pad
+
+
+def _switch_off(pad_mm: Any, chooser: Chooser) -> None:
+    """Before torch 2.11 one function says both whether padding is possible and whether it pays."""
+
+    def _should_pad_bench(*_: Any, **__: Any) -> bool:
+        text = "this torch decides about padding where it cannot be held (needs 2.11): no padding"
+        chooser.lines.setting("shape_padding", False, "set", text)
+        return False
+
+    pad_mm._should_pad_bench = _should_pad_bench
 
 
 def _timed(pad_mm: Any) -> int:

@@ -1,4 +1,4 @@
-"""What differs between versions of torch's Inductor, in one place: 2.6 to 2.14 (read there)."""
+"""What differs between versions of torch's Inductor: 2.9, 2.11, 2.13 and 2.14 were read for it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hint(size: Any) -> Any:
     sizes = getattr(V.graph, "sizevars", None)
     if sizes is None:
         return getattr(getattr(size, "node", None), "hint", "?")
-    if hasattr(sizes, "optimization_hint"):  # 2.12 and later
+    if hasattr(sizes, "optimization_hint"):  # 2.11 and later
         return sizes.optimization_hint(expression)
     return sizes.size_hint(expression, fallback=8192)
 
