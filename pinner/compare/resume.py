@@ -333,10 +333,15 @@ def _lacks(
         rank = _Rank(
             number, whole[number], killed.get(number, Told()), restored[number], streams_differ
         )
-        if rank.restored.begins is None and rank.restored.restored is None:
+        if rank.restored.begins is None and not rank.restored.restored_by:
+            text = (
+                "nothing was restored, as far as is seen: no call, no file read, no step to look at"
+            )
+            lacks.append(Lack(number, "the checkpoint", text, True))
+        elif rank.restored.begins is None and rank.restored.restored is None:
             notes.append(f"rank {number} made no optimizer step after the restore: state unseen")
-            continue
-        lacks += _lacks_of(rank)
+        else:
+            lacks += _lacks_of(rank)
     return tuple(lacks), tuple(notes)
 
 

@@ -14,19 +14,21 @@ from pathlib import Path
 from pinner.launch.session_dir import SESSION, SessionDir
 
 LOOK_S = 0.1
-# How long ranks may save after the first one: some programs save on one rank alone.
-GRACE_S = 20.0
 
 
 class Killer:
     """Watches the ledgers of a run from a thread of its own, and ends the run with SIGKILL.
 
-    Every process of the run is killed, whatever group or session it has put itself into: they are
-    known by the variable that names the run's folder.
+    Every process of the run on this machine is killed, whatever group or session it has put itself
+    into: they are known by the variable that names the run's folder.
+
+    savers: how many processes save the checkpoint. grace_s: how long the others may take after the
+    first one that waits; one that needs the first for its own save would never come.
     """
 
-    def __init__(self, session: SessionDir, grace_s: float = GRACE_S) -> None:
+    def __init__(self, session: SessionDir, savers: int, grace_s: float) -> None:
         self._session = session
+        self._savers = savers
         self._grace_s = grace_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="pinner-kill", daemon=True)
@@ -46,22 +48,21 @@ class Killer:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are pinner's own
         deadline: float | None = None
         while not self._ended.wait(LOOK_S):
-            held, missing = self._look()
+            held = self._look()
             if held and deadline is None:
                 deadline = time.monotonic() + self._grace_s
-            if held and (not missing or time.monotonic() > (deadline or 0.0)):
+            late = deadline is not None and time.monotonic() > deadline
+            if len(held) >= self._savers or late:
                 self.holding = tuple(sorted(held))
                 self.killed = True
                 kill_all(str(self._session.path))
                 return
 
-    def _look(self) -> tuple[set[str], int]:
-        """The ranks that wait, and how many of the others are still to come."""
+    def _look(self) -> set[str]:
+        """The ranks that wait."""
         for path in self._session.ledger.glob("*.jsonl"):
             self._ledgers.setdefault(path, _Tail(path)).read()
-        held = {tail.rank for tail in self._ledgers.values() if tail.held}
-        world = max([1, *(tail.world for tail in self._ledgers.values())])
-        return held, world - len(held)
+        return {tail.rank for tail in self._ledgers.values() if tail.held}
 
 
 class _Tail:
@@ -71,7 +72,6 @@ class _Tail:
         self._path = path
         self._at = 0
         self.rank = path.name
-        self.world = 1
         self.held = False
 
     def read(self) -> None:
@@ -86,10 +86,8 @@ class _Tail:
 
     def _take(self, line: dict[str, object]) -> None:
         if line.get("t") == "process":
-            self.rank = f"pid {line['pid']}"
-        if line.get("t") == "process" and isinstance(line.get("rank"), int):
-            self.rank = f"rank {line['rank']}"
-            self.world = int(str(line["world"]))
+            rank = line.get("rank")
+            self.rank = f"pid {line['pid']}" if rank is None else f"rank {rank}"
         self.held |= line.get("t") == "resume" and line.get("at") == "held"
 
 

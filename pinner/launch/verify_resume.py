@@ -7,7 +7,7 @@ the command, and PINNER_VERIFY_DIR, is the folder of the history, new and empty 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,17 @@ from pinner.inside.evidence.resume.ready import VARIABLE
 from pinner.launch import enforce, judge, verify_run
 from pinner.launch.collect import Run
 from pinner.launch.judge import Refusal
+from pinner.launch.session_dir import SessionDir
 from pinner.launch.verify_kill import Killer
 from pinner.launch.verify_run import Asked, Outcome, Runs, Say
 
+# How long all ranks may take to save after the first one has, beside twice the whole run's time.
+LEAST_GRACE_S = 60.0
+
 FOLDER_VARIABLE = "PINNER_VERIFY_DIR"
 PLACE = "{dir}"
+
+Around = Callable[[SessionDir], Any] | None
 
 SAVE_WAYS = (
     "call pinner.checkpoint_saved(state) on each rank after a checkpoint is on the disk; "
@@ -79,7 +85,8 @@ class _Verification:
             return verify_run.refused(refused, self._runs)
         folder = self._folder("killed")
         self._say(f"the same until checkpoint {at} is saved, then killed")
-        refused, killed = self._killed(folder)
+        savers = sum(1 for each in told.values() if each.saved_at is not None)
+        refused, killed = self._killed(folder, savers)
         if refused is not None:
             return verify_run.refused(refused, self._runs)
         self._say("restored from there")
@@ -90,20 +97,21 @@ class _Verification:
             return verify_run.refused(refused, self._runs)
         return self._compared(whole.evidence(), told, killed, after)
 
-    def _run(self, role: str, folder: Path, argv: Sequence[str], killer: Any = None) -> Run:
+    def _run(self, role: str, folder: Path, argv: Sequence[str], around: Around = None) -> Run:
         folder.mkdir(parents=True, exist_ok=True)
         more = {VARIABLE: f"{role} {self._options.at}", FOLDER_VARIABLE: str(folder)}
         words = [word.replace(PLACE, str(folder)) for word in argv]
-        return self._runs.run(role, words, more, killer)
+        return self._runs.run(role, words, more, around)
 
     def _folder(self, name: str) -> Path:
         return self._runs.folder.absolute() / "histories" / name
 
-    def _killed(self, folder: Path) -> tuple[Refusal | None, Mapping[int, Told]]:
+    def _killed(self, folder: Path, savers: int) -> tuple[Refusal | None, Mapping[int, Told]]:
         killers: list[Killer] = []
+        grace_s = LEAST_GRACE_S + 2 * float(self._runs.made[0]["seconds"])
 
-        def around(session: Any) -> Killer:
-            killers.append(Killer(session))
+        def around(session: SessionDir) -> Killer:
+            killers.append(Killer(session, savers, grace_s))
             return killers[-1]
 
         run = self._run(KILLED, folder, self._argv, around)
@@ -111,6 +119,8 @@ class _Verification:
         if not killer.killed:
             return judge.own_refusal(run) or _never_held(self._options.at), {}
         self._say(f"killed while these waited: {', '.join(killer.holding)}")
+        if len(killer.holding) < savers:
+            self._say(f"note: {savers} saved that checkpoint in the whole run")
         return None, self._told(run)
 
     def _told(self, run: Run) -> dict[int, Told]:

@@ -105,6 +105,7 @@ class TestNames:
             ("epoch of the sampler of DataLoader 0", "state", ["epoch"]),
             ("position of DataLoader 0", "batch", ["last batch"]),
             ("'deep'", "passed", ["0/x"]),
+            ("Megatron's random state 'model-parallel-rng'", "random", [""]),
         ],
     )
     def test_of_state(self, found: dict[str, Any], name: str, kind: str, leaves: list[str]) -> None:

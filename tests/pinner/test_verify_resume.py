@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pinner.launch import verify_kill
+from pinner.launch import verify_resume
 from pinner.launch.verify_run import Outcome
 from tests.command_rig import Pinner, python
 from tests.verify_rig import Verify
@@ -147,13 +147,22 @@ class TestWhatCannotBeCompared:
 
 
 class TestRanksOfWhichOneSaves:
-    def test_the_others_are_compared_by_their_streams(
-        self, verify: Verify, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(verify_kill.Killer.__init__, "__defaults__", (1.0,))
+    def test_the_others_are_compared_by_their_streams(self, verify: Verify) -> None:
         outcome = verify.resume(PLAIN, RANKS="2", SAVERS="0", NUMBERED="1")
         assert "killed while these waited: rank 0" in verify.said
         assert any("rank 1 saved nothing of its own" in note for note in outcome.details["notes"])
+
+    def test_a_rank_that_never_comes_is_not_waited_for_for_ever(
+        self, verify: Verify, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(verify_resume, "LEAST_GRACE_S", 0.5)
+        outcome = verify.resume(PLAIN, RANKS="2", HANGS="1")
+        assert "note: 2 saved that checkpoint in the whole run" in verify.said
+        assert "killed while these waited: rank 0" in verify.said
+        assert outcome.exit == 1
+        assert [(lack["rank"], lack["name"]) for lack in outcome.details["lacks"]] == [
+            (1, "the checkpoint")
+        ]
 
 
 class TestTheLock:

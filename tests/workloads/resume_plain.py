@@ -7,6 +7,7 @@ RESTORES=all|state|nothing|other   what it goes back to: all of it (default), al
 STEPS=N, EVERY=N   steps in all (default 6), and how often it saves (default 2)
 SAVERS=0,1  which ranks save (default: all). NUMBERED=1: fingerprints with step numbers of its own
 RANKS=N    starts itself as N ranks, each in the same folder
+HANGS=R    a rank that waits for ever in the run that is to be killed
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pinner
@@ -43,7 +45,7 @@ def main(folder: Path) -> None:
     """Runs to the end, from where it is."""
     file, log = folder / f"state-{RANK}.json", folder / f"steps-{RANK}.txt"
     random.seed(RANK)
-    step, value = 0, 1.0
+    step, value, goes_on = 0, 1.0, any(folder.glob("state-*.json"))
     if file.exists() and RESTORES != "nothing":
         saved = json.loads(file.read_text())
         step, value = saved["step"], saved["value"]
@@ -59,6 +61,8 @@ def main(folder: Path) -> None:
         with log.open("a") as out:
             out.write(f"{step}\n")
         pinner.fingerprint("value", value, step if "NUMBERED" in os.environ else None)
+        if os.environ.get("HANGS") == str(RANK) and folder.name == "killed" and not goes_on:
+            time.sleep(600)
         if step % int(os.environ.get("EVERY", "2")) == 0 and str(RANK) in SAVERS:
             state = {"step": step, "value": value}
             file.write_text(json.dumps({**state, "random": random.getstate()}))

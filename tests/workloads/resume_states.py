@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,8 +198,13 @@ def named(_train: Any) -> dict[str, Any]:
         iterator = iter(loader)
         next(iterator)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+        megatron = types.ModuleType("megatron.core.tensor_parallel.random")
+        tracker = types.SimpleNamespace(states_={"model-parallel-rng": torch.zeros(16)})
+        megatron._CUDA_RNG_STATE_TRACKER = tracker  # type: ignore[attr-defined]
+        sys.modules[megatron.__name__] = megatron
         passed = {"draw": numpy.random.default_rng(1), "deep": [{"x": 1.5}], "f": print}
         state = snapshot.take(passed)
+        del sys.modules[megatron.__name__]
         assert None not in (odd, plateau)  # both live until here
     return {name: [group["kind"], sorted(group["leaves"])] for name, group in state.items()}
 
