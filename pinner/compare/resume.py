@@ -437,9 +437,16 @@ def _compiled(rank: _Rank, name: str, _kind: str) -> Lack | None:
     leaf = differing[0]
     text = (
         f"not restored: {name}: {leaf} has sizes {mine[leaf]} in the whole run and "
-        f"{its[leaf]} after the restore, so another kernel is served"
+        f"{its[leaf]} after the restore, so another kernel is served{_graphs(mine, its)}"
     )
     return Lack(rank.number, name, text, rank.streams_differ, tuple(differing))
+
+
+def _graphs(mine: Leaves, its: Leaves) -> str:
+    """How many graphs each run has compiled by then, where both tell."""
+    if "graphs" not in mine or "graphs" not in its:
+        return ""
+    return f" (graphs compiled by then: {mine['graphs']} and {its['graphs']})"
 
 
 def _is_dynamic(first: str, second: str) -> bool:

@@ -205,12 +205,14 @@ class TestState:
         assert lacks(whole, {"begins": new}, flip=5) == [("D", True)]
 
     def test_a_dynamic_kernel_is_told_from_a_static_one(self) -> None:
-        old, new = group("compile", f="[?, 8]"), group("compile", f="[4, 8]")
+        old = group("compile", f="[?, 8]", graphs="2")
+        new = group("compile", f="[4, 8]", graphs="1")
         findings = compared(
             run(range(STEPS), begins={"compile state": old}),
             restored(begins={"compile state": new}),
         )
         assert "f has sizes [?, 8] in the whole run and [4, 8]" in findings.lacks[0].text
+        assert findings.lacks[0].text.endswith("(graphs compiled by then: 2 and 1)")
 
     def test_static_sizes_that_differ_are_no_lack(self) -> None:
         old, new = {"C": group("compile", f="[2, 8]")}, {"C": group("compile", f="[4, 8]")}

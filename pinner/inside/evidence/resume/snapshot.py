@@ -212,6 +212,8 @@ def _of_scalers(found: _State) -> None:
 def _of_compiler(found: _State) -> None:
     for name, sizes in compiled.marks().items():
         found.add("compile", "compile state", name, sizes)
+    if compiled.graphs():
+        found.add("compile", "compile state", "graphs", str(compiled.graphs()))
 
 
 def _of_passed(found: _State, passed: Any) -> None:
