@@ -5,8 +5,8 @@
 #                                              numpy, tomli and tomli-w; nothing is installed
 #   MATRIX_TESTS='tests/pinner/test_trace_*.py'
 #
-# What an older torch lacks is printed as a failed or skipped test. Results by version belong into
-# docs/trace-matrix.txt. Exit code: 0 all passed, 1 something failed, 64 usage.
+# What an older torch lacks is printed as a failed or skipped test; a table by version comes last.
+# Exit code: 0 all passed, 1 something failed, 64 usage.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
