@@ -56,6 +56,10 @@ class Counts:
     bad: int = 0
     skipped: bool = False
 
+    def plus(self, *, bad: bool) -> Counts:
+        """With one more probe."""
+        return Counts(self.good + (not bad), self.bad + bad, self.skipped)
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -276,10 +280,7 @@ class _Model:
             mass * _bad_next(*(self.after[n] if position >= t else self.before[n]))
             for n, (t, mass) in enumerate(zip(self.hypotheses, self.mass, strict=True))
         )
-        each = self.counts[position]
-        if bad > 0.5:
-            return Counts(each.good, each.bad + 1, each.skipped)
-        return Counts(each.good + 1, each.bad, each.skipped)
+        return self.counts[position].plus(bad=bad > 0.5)
 
     def estimate(self, left: int, right: int, mass: float, *, decided: bool) -> Estimate:
         """The answer for a place."""
