@@ -6,7 +6,16 @@ import os
 import subprocess
 import sys
 
-ALL = ("cublaslt", "digest", "lockfile", "search", "startup", "trace", "trace_compare", "triton_calls")
+ALL = (
+    "cublaslt",
+    "digest",
+    "lockfile",
+    "search",
+    "startup",
+    "trace",
+    "trace_compare",
+    "triton_calls",
+)
 
 
 def main() -> int:
