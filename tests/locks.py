@@ -274,7 +274,7 @@ problems = st.builds(
     key=tables,
     config=st.builds(
         lambda algo, blob: {**algo, "blob": blob},
-        tables,
+        st.dictionaries(st.sampled_from(sorted(ALGO)), st.integers(0, 2**16 - 1), max_size=4),
         st.sampled_from(["ab" * 64, "0" * 128]),
     ),
     alternatives=st.integers(1, 99),

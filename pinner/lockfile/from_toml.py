@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from pinner.inside.choosers.cublaslt import fields
 from pinner.inside.values import canonical
 
 from .errors import LockError
@@ -275,16 +276,19 @@ def _cublaslt(top: Table, document: Document) -> tuple[Entry, ...]:
 
 def _algo(table: Table) -> dict[str, Any]:
     """The algorithm's fields, and the blob that the library gave."""
-    fields, blob = table.values("algo"), table.string(BLOB)
-    if BLOB in fields:
+    algo, blob = table.values("algo"), table.string(BLOB)
+    if BLOB in algo:
         raise table.error("algo", f"expected {BLOB} beside these fields, found it among them")
+    wrong = fields.fault_of(algo)
+    if wrong:
+        raise table.error("algo", f"{wrong}; correct it or record again")
     if not _BLOB.fullmatch(blob):
         raise table.error(
             BLOB,
             f"expected 128 hexadecimal digits, found {described(blob)}; the file is damaged or "
             "edited: restore it or record again",
         )
-    return {**fields, BLOB: blob}
+    return {**algo, BLOB: blob}
 
 
 def _settings(top: Table, document: Document) -> tuple[Setting, ...]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from pinner.inside.choosers.cublaslt import fields
+
 from .emit import assignment, assignments, list_assignment
 from .errors import LockError
 from .schema import (
@@ -173,6 +175,9 @@ def _problem(entry: Entry) -> Iterator[str]:
             entry="[[cublaslt]]",
         )
     algo = {name: value for name, value in entry.config.items() if name != BLOB}
+    wrong = fields.fault_of(algo)
+    if wrong:
+        raise LockError(wrong, entry="[[cublaslt]]", field="algo")
     yield from ("", "[[cublaslt]]")
     yield assignment("problem", entry.key)
     yield assignment("algo", algo)

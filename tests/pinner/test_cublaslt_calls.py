@@ -220,12 +220,21 @@ class TestInvalid:
         assert shown["ask"] == NOT_SUPPORTED
         assert "CUBLAS_STATUS_INVALID_VALUE" in rig.problems()["invalid"][0]
 
+    def test_a_field_that_was_edited_beside_its_blob(self, tmp_path: Path) -> None:
+        """The blob is what is forced: an edit that changes nothing may not look as if it did."""
+        choices, _ = recorded(tmp_path / "record")
+        choices[0]["config"]["splitk"] += 1
+        rig = enforcing(tmp_path / "enforce", choices)
+        ((shown,),) = rig.calls(ONE)
+        assert shown["ask"] == NOT_SUPPORTED
+        assert "are not those of the blob" in rig.problems()["invalid"][0]
+
     def test_a_matmul_that_fails_while_recording(self, tmp_path: Path) -> None:
         rig = Rig(tmp_path)
         rig.calls(ONE, "fail-matmul=1")
         assert "EXECUTION_FAILED" in rig.problems()["invalid"][0]
 
-    @pytest.mark.parametrize("allow", [[], ["gpu"]])
+    @pytest.mark.parametrize("allow", [[], ["gpu"], ["gpu*"]])
     def test_another_gpu(self, tmp_path: Path, allow: list[str]) -> None:
         choices, _ = recorded(tmp_path / "record")
         choices[0]["key"]["gpu"] = "NVIDIA H200 9.0 132 SMs"
@@ -255,7 +264,7 @@ class TestVersions:
         rig.calls(ONE)
         assert "--allow loaded:cublaslt" in rig.problems()["invalid"][0]
 
-    @pytest.mark.parametrize("allowed", ["cublaslt", "loaded:cublaslt"])
+    @pytest.mark.parametrize("allowed", ["loaded:cublaslt", "loaded:*"])
     def test_an_algorithm_is_rebuilt_from_its_fields_when_allowed(
         self, tmp_path: Path, allowed: str
     ) -> None:
@@ -272,7 +281,7 @@ class TestVersions:
     def test_fields_that_the_other_version_does_not_take(self, tmp_path: Path) -> None:
         choices = self.older(tmp_path / "record")
         choices[0]["config"]["id"] = 99
-        rig = enforcing(tmp_path / "enforce", choices, allow=["cublaslt"])
+        rig = enforcing(tmp_path / "enforce", choices, allow=["loaded:cublaslt"])
         rig.calls(ONE)
         assert "cannot be built from its fields" in rig.problems()["invalid"][0]
 

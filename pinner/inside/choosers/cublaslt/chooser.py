@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ... import faults, ledger, loaded, nvml, pins, session
+from ...stack_rules import named_by
 from . import build, layout, table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ STEM = "libcublasLt.so"
 ROUTE = "preferred_blas_library"
 ROOM = "PINNER_CUBLASLT_RECORDS"
 _MOST_RECORDS = 1 << 20
-_ALLOW_VERSION = frozenset((CHOOSER, "loaded:" + CHOOSER))
+_VERSION_FACT, _GPU_FACT = "loaded:cublaslt", "gpu"
 _CONSUMERS_SIZE = 1 << 16
 _TOO_LATE = (
     "%s was loaded before pinner could stand in front of it: what is linked with it already goes "
@@ -116,8 +117,8 @@ class Chooser:
             layout=layout.digest(),
             enforcing=active.enforcing,
             on_miss=int(active.on_miss == "error"),
-            rebuild=int(not _ALLOW_VERSION.isdisjoint(active.allow)),
-            any_gpu=int("gpu" in active.allow),
+            rebuild=int(named_by(_VERSION_FACT, active.allow)),
+            any_gpu=int(named_by(_GPU_FACT, active.allow)),
             capacity=capacity(os.environ),
             prefix=os.fsencode(os.path.join(folder, ledger.plain_host())),
             process=_who(active),

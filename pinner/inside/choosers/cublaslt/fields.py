@@ -162,6 +162,10 @@ ORDER = (
 )
 """The fields of an algorithm: first those that decide the order of the sum."""
 
+# What a field has room for, and the workspace in the file that the C library maps.
+_ALGO_LIMITS = {field[0]: (1 << 8 * field[2]) - 1 for field in layout.ALGO}
+_ALGO_LIMITS["workspace"] = (1 << 63) - 1
+
 _TITLES = {
     "splitk": "SPLITK",
     "reduction": "REDUCTION",
@@ -227,6 +231,18 @@ def algorithm(values: Sequence[int], known: int, blob: bytes, workspace: Optiona
         found["workspace"] = workspace
     found["blob"] = blob.hex()
     return found
+
+
+def fault_of(algo: Mapping[str, Any]) -> str:
+    """Return why fields of an algorithm, without the blob, can be none of cuBLASLt's; else ""."""
+    for name, value in algo.items():
+        if name not in _ALGO_LIMITS:
+            names = ", ".join(sorted(_ALGO_LIMITS))
+            return "%s: expected one of the fields %s" % (name, names)
+        most = _ALGO_LIMITS[name]
+        if type(value) is not int or not 0 <= value <= most:
+            return "%s: expected an integer from 0 to %d, found %r" % (name, most, value)
+    return ""
 
 
 def decode(blob: bytes, library: Any) -> Named:
@@ -296,7 +312,7 @@ def _number(name: str, value: Any) -> int:
     for number, word in _words_of(name).items():
         if type(word) is type(value) and word == value:
             return number
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
         return value
     raise InvalidPin(
         "expected a number or a known word for %s in a problem of cuBLASLt, found %r: record again"

@@ -130,6 +130,7 @@ REASONS = {
     4: "rebuild",
     5: "device",
     6: "matmul",
+    7: "fields",
 }
 WHOLE = 2
 """The state of a record that was written to its end."""

@@ -37,6 +37,8 @@ _WHY = {
     "(%(status)s)",
     "device": "the locked algorithm was recorded on another GPU, %(gpu)s is here: use that one, or "
     "say --allow gpu",
+    "fields": "the fields in `algo` are not those of the blob, and the blob is what is forced: one "
+    "of both was edited; restore the entry or record again",
     "matmul": "cublasLtMatmul returned %(status)s for the algorithm, %(used)d times; PyTorch then "
     "goes on with another library",
 }

@@ -162,7 +162,8 @@ enum reason {
     REASON_VERSION,   /* recorded with another version of the library */
     REASON_REBUILD,   /* could not be built from its fields */
     REASON_DEVICE,    /* recorded on another GPU */
-    REASON_MATMUL     /* cublasLtMatmul returned an error for it */
+    REASON_MATMUL,    /* cublasLtMatmul returned an error for it */
+    REASON_FIELDS     /* the lock's fields are not those of its blob */
 };
 
 /* One decision, or one kind of trouble, for one key. */

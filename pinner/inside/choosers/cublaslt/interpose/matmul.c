@@ -105,6 +105,15 @@ static enum reason locked_algo(const struct library *library, const struct pin *
     return REASON_NONE;
 }
 
+/* Whether the library reads other fields in the blob than the lock names for a person. */
+static int says_otherwise(const struct library *library, const struct pin *pin, const struct algo *algo) {
+    struct fields here;
+    decode(library, algo, &here);
+    for (int i = 0; i < ALGO_END; i++)
+        if ((here.known & pin->fields.known) >> i & 1 && here.value[i] != pin->fields.value[i]) return 1;
+    return 0;
+}
+
 static void give(const struct answer *answer, const struct key *key, struct result *results, int *returned) {
     results[0] = answer->result;
     *returned = 1;
@@ -144,6 +153,8 @@ static int answer_from_lock(const struct library *library, const struct pin *pin
         return refuse(key, library, pin, KIND_INVALID, REASON_CHECK, status, returned);
     if (found.result.workspace > (uint64_t)key->value[KEY_workspace])
         return refuse(key, library, pin, KIND_INVALID, REASON_WORKSPACE, 0, returned);
+    if (!found.rebuilt && says_otherwise(library, pin, &algo))
+        return refuse(key, library, pin, KIND_INVALID, REASON_FIELDS, 0, returned);
     found.result.algo = algo;
     found.result.state = SUCCESS;
     found.record = forced_record(library, pin, key, &found);
