@@ -107,7 +107,8 @@ class Answer:
     that are neither cleared nor blamed. `elsewhere`: with every component swapped the bits are not
     good. `unstable`: two tries of one mixture differ; nothing is blamed. `same`: the full mixture
     has good bits. `at` is the mixture that `reason` is about. `whole`: the culprits together give
-    the bits of the bad stack; None where that is not known.
+    the bits of the bad stack; None where that is not known. `companions` had to be swapped with the
+    culprits so that the rest could be tested without them.
     """
 
     status: Status
@@ -116,6 +117,7 @@ class Answer:
     reason: str = ""
     at: Mixture | None = None
     whole: bool | None = None
+    companions: Mixture = EMPTY
 
 
 Steps = Batch | Answer
@@ -169,6 +171,9 @@ def decide(
     under_way: Sequence[Ask] = (),
 ) -> Steps:
     """`next_steps` from verdicts; one is missing where a mixture was not tried, or not enough."""
+    for mixture, verdict in verdicts.items():
+        if verdict.kind == "unstable":
+            return Answer("unstable", reason=verdict.reason, at=mixture)
     running = Counter(ask.mixture for ask in under_way)
     search = _Search(tuple(parts), verdicts, tries, policy, jobs, running)
     try:
@@ -292,7 +297,6 @@ class _Search:
     jobs: int
     running: Mapping[Mixture, int]
     culprits: list[Culprit] = field(default_factory=list)
-    cleared: Mixture = EMPTY
 
     def __post_init__(self) -> None:
         self.everything = EMPTY.union(*self.parts)
@@ -312,16 +316,21 @@ class _Search:
             return Answer("elsewhere", reason=reason, at=EMPTY)
         companions = yield from self._all_culprits()
         whole = yield from self._rest_of_the_way(full)
-        if companions:
-            reason = "the rest cannot be tested with these and without the culprits"
-            return Answer("unresolved", tuple(self.culprits), companions, reason, None, whole)
-        return Answer("found", tuple(self.culprits), whole=whole)
+        left = companions - self._blamed()
+        if left:
+            reason = "without the culprits these cannot be tested"
+            return Answer(
+                "unresolved", tuple(self.culprits), left, reason, whole=whole, companions=companions
+            )
+        return Answer("found", tuple(self.culprits), whole=whole, companions=companions)
 
     def gave_up(self, reason: str, at: Mixture) -> Answer:
         """The answer where it cannot go on."""
-        blamed = EMPTY.union(*(culprit.components for culprit in self.culprits))
-        left = self.everything - blamed
+        left = self.everything - self._blamed()
         return Answer("unresolved", tuple(self.culprits), left, reason, at)
+
+    def _blamed(self) -> Mixture:
+        return EMPTY.union(*(culprit.components for culprit in self.culprits))
 
     def asks(self, wanted: Sequence[Mixture]) -> tuple[Ask, ...]:
         """What is wanted and not under way."""
@@ -349,7 +358,9 @@ class _Search:
             alone, left = yield from self._look(components, without, times=self.policy.verify)
             while not left.testable:
                 if len(companions) >= self.policy.companions:
-                    raise _Stop(self._unverified(components, alone, left, without))
+                    self.culprits.append(Culprit(components, alone, left, inseparable))
+                    reason = f"without the culprits nothing can be tested: {left.reason}"
+                    raise _Stop(self.gave_up(reason, without))
                 companion = yield from self._breaks(without)
                 companions |= companion
                 aside |= companion
@@ -359,17 +370,9 @@ class _Search:
             if left.kind == "good":
                 return companions
 
-    def _unverified(
-        self, components: Mixture, alone: Verdict, left: Verdict, at: Mixture
-    ) -> Answer:
-        culprits = (*self.culprits, Culprit(components, alone, left))
-        blamed = EMPTY.union(*(culprit.components for culprit in culprits))
-        reason = f"without the culprits nothing can be tested: {left.reason}"
-        return Answer("unresolved", culprits, self.everything - blamed, reason, at)
-
     def _rest_of_the_way(self, full: Verdict) -> Plan[bool | None]:
         """Whether the culprits give the bits of the bad stack; if not, what else does."""
-        blamed = EMPTY.union(*(culprit.components for culprit in self.culprits))
+        blamed = self._blamed()
         (together,) = yield from self._look(blamed)
         if not together.testable:
             return None
@@ -402,7 +405,6 @@ class _Search:
         while True:
             mixtures = row.mixtures(goal.context)
             known = [self.verdicts.get(mixture) for mixture in mixtures]
-            self._stop_if_unstable(mixtures)
             self._be_patient(goal, mixtures)
             testable = [p for p, verdict in enumerate(known) if verdict and verdict.testable]
             right = next(p for p in testable if self._flips(goal, known[p]))
@@ -516,7 +518,6 @@ class _Search:
 
     def _look(self, *mixtures: Mixture, times: int = 1) -> Plan[list[Verdict]]:
         """The verdicts, once every mixture that can be tested was tried `times` times."""
-        self._stop_if_unstable(mixtures)
         wanted = [each for mixture in mixtures for each in self._missing(mixture, times)]
         if wanted:
             yield wanted
@@ -530,12 +531,6 @@ class _Search:
 
     def _flips(self, goal: _Goal, verdict: Verdict | None) -> bool:
         return verdict is not None and verdict.testable and goal.flipped(verdict)
-
-    def _stop_if_unstable(self, mixtures: Iterable[Mixture]) -> None:
-        for mixture in mixtures:
-            verdict = self.verdicts.get(mixture)
-            if verdict is not None and verdict.kind == "unstable":
-                raise _Stop(Answer("unstable", reason=verdict.reason, at=mixture))
 
     def _be_patient(self, goal: _Goal, mixtures: Iterable[Mixture]) -> None:
         if goal.patience is None:

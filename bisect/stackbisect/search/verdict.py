@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from stackbisect.probe import Evidence, Status
@@ -112,15 +113,14 @@ def aborts(rule: Rule, observation: Observation) -> bool:
 
 def end_fault(end: str, seen: Sequence[Observation], rule: Rule) -> EndsFailure | None:
     """What is wrong with one end's probes so far, by themselves; None where nothing is."""
-    for observation in seen:
-        reading = read(observation, rule, {})
+    readings = [read(observation, rule, {}) for observation in seen]
+    for observation, reading in zip(seen, readings, strict=True):
         if reading.value is None:
             no_evidence = observation.status == "ran" and reading.reason == NO_EVIDENCE
             return EndsFailure(end, reading.reason, no_evidence)
         if rule.name == "exit-code" and end == "good" and reading.value != "good":
             return EndsFailure(end, _not_good(observation))
-    values = {read(observation, rule, {}).value for observation in seen}
-    if len(values) > 1:
+    if len({reading.value for reading in readings}) > 1:
         return EndsFailure(end, _unstable([observation.evidence for observation in seen], rule))
     return None
 
@@ -189,8 +189,30 @@ def read(observation: Observation, rule: Rule, shape: Shape) -> Reading:
 
 def value_of(evidence: Evidence, shape: Shape) -> str:
     """The digest of the evidence's steps in `shape`; of all of it where it has no more."""
+    return _value(_Itself(evidence), frozenset(shape.items()))
+
+
+class _Itself:
+    """Evidence as a key: evidence never changes, and its contents are too much to compare."""
+
+    __slots__ = ("evidence",)
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.evidence is self.evidence
+
+    def __hash__(self) -> int:
+        return id(self.evidence)
+
+
+# Every step of a search reads all probes again; long runs have much evidence.
+@lru_cache(maxsize=1024)
+def _value(of: _Itself, shape: frozenset[tuple[tuple[str, str], int]]) -> str:
+    evidence = of.evidence
     kept: dict[str, dict[str, tuple[str, ...]]] = {}
-    for (stream, rank), steps in shape.items():
+    for (stream, rank), steps in shape:
         kept.setdefault(stream, {})[rank] = evidence.streams[stream][rank][:steps]
     return Evidence(kept).digest
 
