@@ -145,6 +145,7 @@ def test_generated_code_is_named(observed):
     (code,) = rig.of(observed["bmm generated"], "code")
     assert code["code"].startswith("sha256:")
     assert code["config"] == CPP
+    assert code["key"] == choice_of(observed["bmm generated"])["key"], "no entry gets another's"
     assert rig.of(observed["bmm extern"], "code") == []
 
 

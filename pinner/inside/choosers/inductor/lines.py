@@ -74,6 +74,7 @@ class Lines:
                 "chooser": "inductor",
                 "kernel": question.kernel,
                 "source": question.source,
+                "key": question.key,
                 "config": made.config,
                 "spec": made.spec,
                 "code": made.digest,
