@@ -266,6 +266,11 @@ class _Row:
         blocks[first] += blocks.pop(second)
         return _Row(tuple(blocks), self.needed)
 
+    def with_together(self, first: Mixture, second: Mixture) -> _Row:
+        """The blocks of two parts made one, where they are here and not one already."""
+        places = [p for p, block in enumerate(self.blocks) if first in block or second in block]
+        return self.joined(*places) if len(places) == 2 else self
+
     def ending_at(self, place: int) -> _Row:
         """The block at `place` in front (joined with what is needed), what follows it dropped."""
         first = self.blocks[place]
@@ -297,6 +302,8 @@ class _Search:
     jobs: int
     running: Mapping[Mixture, int]
     culprits: list[Culprit] = field(default_factory=list)
+    # Parts that were found to belong together: the search for the next culprit begins with that.
+    joined: list[tuple[Mixture, Mixture]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.everything = EMPTY.union(*self.parts)
@@ -394,6 +401,8 @@ class _Search:
         The context alone must not reach it, all parts must.
         """
         row = _Row(tuple((part,) for part in parts))
+        for first, second in self.joined:
+            row = row.with_together(first, second)
         while True:
             row, place = yield from self._boundary(goal, row)
             if place == 0:
@@ -418,6 +427,7 @@ class _Search:
                 outward = _outward(left, right, broken[0], broken[-1])
                 if outward:
                     yield [mixtures[p] for p in outward]
+                self.joined.append((row.blocks[left][0], row.blocks[right - 1][0]))
                 row = row.joined(left, right - 1)
             elif untried:
                 yield self._wanted(mixtures, [], untried)
