@@ -7,6 +7,7 @@ import random
 import pytest
 
 from benchmarks import search
+from stackbisect.search import culprits
 from tests.stackbisect.test_parallel import drawn
 
 
@@ -21,6 +22,16 @@ def test_simulated_stacks_of_60_packages_hold_their_bounds() -> None:
     rows = search.package_rows(drawn(), drawn=100)
     check(rows)
     assert len(rows[0].probes) == 60  # one culprit at every place
+
+
+def test_what_one_culprit_takes_is_said_beforehand() -> None:
+    assert culprits.probes_of_one(60) == search.BOUNDS["one culprit"]
+    for count in range(1, 30):
+        names = [f"p{number:02}" for number in range(count)]
+        parts = culprits.atoms(names, ())
+        for name in names:
+            _, probes = search.search_packages(search.one(name).stack, parts)
+            assert probes <= culprits.probes_of_one(count)
 
 
 def test_lists_of_1000_tags_hold_their_bounds() -> None:

@@ -72,6 +72,21 @@ def test_a_change_is_found_wherever_it_is_however_long_the_list() -> None:
             assert len(found.finished) <= 2 + reach + 1 + math.ceil(math.log2(distance)) + 2
 
 
+def test_what_is_left_is_an_upper_bound_and_only_falls() -> None:
+    for size in (2, 3, 4, 9, 30):
+        for change in range(1, size):
+            history, ids = "g" * change + "b" * (size - change), [str(p) for p in range(size)]
+            seen: dict[str, list[ProbeResult]] = {}
+            left = [gallop.probes_left(ids, seen, EVIDENCE)]
+            while isinstance(step := gallop.next_steps(ids, seen, EVIDENCE), Batch):
+                (each,) = step.tries
+                mine = seen.setdefault(ids[each.position], [])
+                mine.append(probe(history[each.position], each.attempt))
+                left.append(gallop.probes_left(ids, seen, EVIDENCE))
+            assert left[-1] == 0
+            assert all(a > b for a, b in itertools.pairwise(left)), (history, left)
+
+
 def test_the_steps_double() -> None:
     assert go("b" * 40).finished == [39, 39, 38, 37, 35, 31, 23, 7, 0]
 

@@ -200,12 +200,17 @@ def test_nothing_is_foretold_where_nothing_can_be_asked() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.text("gbtx~1", min_size=1, max_size=20), st.integers(2, 6), st.randoms())
-def test_drawn_histories_end_with_stable_neighbours(
-    middle: str, jobs: int, draw: random.Random
+@given(
+    st.text("gbtx~1", min_size=1, max_size=20),
+    st.integers(1, 6),
+    st.sampled_from([Policy(), Policy(between=2), Policy(3, 1, 3), Policy(2, 3, 3, window=2)]),
+    st.randoms(),
+)
+def test_drawn_histories_end_with_stable_neighbours_under_any_policy(
+    middle: str, jobs: int, policy: Policy, draw: random.Random
 ) -> None:
     history = f"g{middle}b"
-    step = search_together(history, jobs, draw).step
+    step = search_together(history, jobs, draw, policy=policy).step
     assert isinstance(step, Found)
     assert (history[step.answer.last_good], history[step.answer.first_bad]) == ("g", "b")
 

@@ -141,6 +141,15 @@ def atoms(components: Sequence[str], groups: Iterable[Iterable[str]]) -> tuple[M
     return tuple(dict.fromkeys(atom_of[name] for name in components))
 
 
+def probes_of_one(count: int, policy: Policy = DEFAULT) -> int:
+    """The most probes that one culprit among `count` atoms takes, all mixtures testable.
+
+    The bad stack, the swap test, ceil(log2(count)) splits, and the proof both ways. Each further
+    component of a set, and each further culprit, takes about as many splits again.
+    """
+    return 2 + max(count - 1, 0).bit_length() + 2 * policy.verify
+
+
 def next_steps(
     parts: Sequence[Mixture],
     seen: Seen,
@@ -295,6 +304,8 @@ class _GiveUp(Exception):
 
 @dataclass
 class _Search:
+    """One pass over all results: to what is wanted next, or to the answer."""
+
     parts: tuple[Mixture, ...]
     verdicts: Mapping[Mixture, Verdict]
     tries: Mapping[Mixture, int]
@@ -319,7 +330,8 @@ class _Search:
             if not verdict.testable:
                 return self.gave_up(verdict.reason, mixture)
         if empty.kind != "good":
-            reason = "with every component swapped the bits are not good"
+            still = "still bad" if empty.value == full.value else "neither good nor bad"
+            reason = f"with every component swapped the bits are {still}"
             return Answer("elsewhere", reason=reason, at=EMPTY)
         companions = yield from self._all_culprits()
         whole = yield from self._rest_of_the_way(full)

@@ -12,6 +12,7 @@ over and ceil(log2(d)) splits, however long the list is.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -87,6 +88,19 @@ def good_end(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEFAUL
     if len(seen.get(ids[-1], ())) < policy.ends or _bad_fault(ids, seen, rule) is not None:
         return None
     return _places(ids, seen, rule, policy).good
+
+
+def probes_left(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEFAULT) -> int:
+    """The most probes still to come, as `probing.probes_left`: the gallop may go to the oldest."""
+    good = good_end(ids, seen, rule, policy)
+    if good is not None:
+        return probing.probes_left(ids[good:], seen, rule, policy)
+    bad = max(policy.ends - len(seen.get(ids[-1], ())), 0)
+    way = _doubling(len(ids))
+    places = [place for place in way if not seen.get(ids[place])]
+    widest = max((a - b - 1 for a, b in itertools.pairwise([len(ids) - 1, *way])), default=0)
+    splits = probing.most_between(widest, 0, policy.neighbours - 1, policy)
+    return bad + len(places) + policy.ends - 1 + splits
 
 
 def ahead(

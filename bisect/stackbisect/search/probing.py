@@ -113,7 +113,7 @@ def probe_bound(testable: int, untestable: int = 0, policy: Policy = DEFAULT) ->
     of its own; so does a neighbour that turns out unstable when it is repeated.
     """
     inner = max(testable - 2, 0)
-    return 2 * policy.ends + _most(inner, 0, 0, policy) + untestable
+    return 2 * policy.ends + most_between(inner, 0, 0, policy) + untestable
 
 
 def probes_left(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEFAULT) -> int:
@@ -127,7 +127,9 @@ def probes_left(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEF
     left, asked = 0, Tries(ids, seen, policy)
     for wanted in transition.wanted(known, policy.window):
         inside = sum(known[p] is None for p in range(wanted.left + 1, wanted.right))
-        left += _most(inside, asked.lacks(ids[wanted.left]), asked.lacks(ids[wanted.right]), policy)
+        left += most_between(
+            inside, asked.lacks(ids[wanted.left]), asked.lacks(ids[wanted.right]), policy
+        )
     return left
 
 
@@ -303,7 +305,7 @@ class Tries:
         return self.policy.ends if is_end else self.policy.neighbours
 
 
-def _most(inside: int, left: int, right: int, policy: Policy) -> int:
+def most_between(inside: int, left: int, right: int, policy: Policy) -> int:
     """The most probes for a transition with `inside` untried; what its sides lack once found."""
     extra = max(policy.neighbours - policy.between, 0)
     if inside == 0:
