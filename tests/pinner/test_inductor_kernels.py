@@ -268,7 +268,9 @@ def test_the_stand_in_has_what_the_real_device_interface_has():
 
     for name, method in vars(inductor_gpu.NoopInterface).items():
         on_the_class = getattr(CudaInterface, name, None)
-        if not name.startswith("_") and on_the_class is not None:  # a CPU build lacks streams
+        if name.startswith("_") or on_the_class is None:  # a CPU build lacks streams
+            continue
+        if not inspect.isbuiltin(on_the_class):  # a CUDA build has some that tell no signature
             real = inspect.signature(on_the_class)
             assert len(inspect.signature(method).parameters) - 1 == len(real.parameters), name
     assert "fn" in inspect.signature(benchmarker.benchmark).parameters
