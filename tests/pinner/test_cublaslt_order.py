@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,22 @@ def test_the_right_order_names_nothing(tmp_path: Path) -> None:
     rig = run(tmp_path, IN_USE + "show(gemm(load()))")
     assert rig.problems() == {}
     assert len(rig.choices()) == 1
+
+
+def test_a_library_in_the_cache_that_was_cut_says_what_to_do(tmp_path: Path) -> None:
+    import shutil
+
+    cut = tmp_path / "interpose.so"
+    shutil.copy(built() / "interpose.so", cut)
+    code = (
+        "import pinner.inside.choosers.cublaslt.build as build\n"
+        f"build.library = lambda _: {str(cut)!r}\n"
+        f"open({str(cut)!r}, 'r+b').truncate(500)\n" + LATE.format(first="None")
+    )
+    rig = Rig(tmp_path / "run", cublaslt="auto")
+    rig.calls(code.replace('cublaslt = "on"', 'cublaslt = "auto"'))
+    (text,) = bypasses(rig)
+    assert f"remove {cut}, it is built again" in text
 
 
 class TestLoadedTooEarly:
@@ -154,17 +171,19 @@ NO_OTHERS = (
 """A torch of a few lines has none of what the other choosers look at."""
 
 TORCH = """
-import json, sys, types
+import json, os, sys, types
 from pathlib import Path
 
 __version__ = "2.13.0+test"
 version = types.SimpleNamespace(cuda={cuda!r})
-chosen = ["_BlasBackend.Cublas"]
+by_variable = {reads!r} and os.environ.get("TORCH_BLAS_PREFER_CUBLASLT") == "1"
+chosen = ["_BlasBackend.Cublaslt" if by_variable else "_BlasBackend.Cublas"]
 
 
 def preferred(name=None):
     if name is not None:
-        chosen[:] = [{chosen!r} or "_BlasBackend." + name.capitalize()]
+        print("an experimental feature", file=sys.stderr)
+        chosen[:] = ["_BlasBackend." + name.capitalize()]
     return chosen[0]
 
 
@@ -178,13 +197,13 @@ consumer = cublaslt_calls.load()
 class TestWithTorch:
     """A module named torch, in whose folder lies what a CUDA build has."""
 
-    def torch(self, folder: Path, cuda: str | None = "13.0", chosen: str = "") -> str:
+    def torch(self, folder: Path, cuda: str | None = "13.0", reads: bool = True) -> str:
         lib = folder / "site" / "torch" / "lib"
         lib.mkdir(parents=True)
         if cuda:
             (lib / "libtorch_cuda.so").touch()
         calls = str(Path(__file__).resolve().parents[1] / "fakes")
-        text = TORCH.format(cuda=cuda, chosen=chosen, calls=calls)
+        text = TORCH.format(cuda=cuda, reads=reads, calls=calls)
         (lib.parent / "__init__.py").write_text(text)
         return NO_OTHERS + f"sys.path.insert(0, {str(folder / 'site')!r})\nimport torch\n"
 
@@ -199,6 +218,18 @@ class TestWithTorch:
             ("interposer", "on", "set"),
             ("preferred_blas_library", "cublaslt", "set"),
         }
+
+    @pytest.mark.parametrize("reads", [True, False])
+    def test_torch_is_routed_by_its_variable_or_by_a_call(
+        self, tmp_path: Path, reads: bool
+    ) -> None:
+        """The variable needs no call, which prints a warning; children do not inherit it."""
+        left = "os.environ.get('TORCH_BLAS_PREFER_CUBLASLT')"
+        code = self.torch(tmp_path, reads=reads) + f"import os\nshow(torch.chosen, {left})"
+        rig = Rig(tmp_path / "session", cublaslt="auto")
+        done = rig.program(code)
+        assert json.loads(done.stdout) == [["_BlasBackend.Cublaslt"], None]
+        assert ("experimental" in done.stderr) is not reads
 
     def test_an_enforced_run_routes_as_the_recorded_one_did(self, tmp_path: Path) -> None:
         code = self.torch(tmp_path) + "show(gemm(torch.consumer), torch.chosen)"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CHOOSER = "cublaslt"
 STEM = "libcublasLt.so"
 ROUTE = "preferred_blas_library"
+PREFER = "TORCH_BLAS_PREFER_CUBLASLT"
 ROOM = "PINNER_CUBLASLT_RECORDS"
 _MOST_RECORDS = 1 << 20
 _VERSION_FACT, _GPU_FACT = "loaded:cublaslt", "gpu"
@@ -69,9 +70,11 @@ class Chooser:
         """Send PyTorch's own GEMMs through cuBLASLt, and look whether they would come here."""
         if self.library is None:
             return
-        self._introduce()
+        told = ledger.is_open()  # else a helper: it has a ledger only once it decides something
+        if told:
+            self._introduce()
         if getattr(torch.version, "cuda", None):
-            self._route(torch)
+            self._route(torch, told)
         self.look()
 
     def look(self) -> List[Tuple[str, str, str]]:
@@ -106,8 +109,14 @@ class Chooser:
 
         active = self.session
         path = build.library(os.environ)
-        library = ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-        _declare(library)
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            _declare(library)
+        except (OSError, AttributeError) as error:
+            raise build.BuildFault(
+                "the library that watches cuBLASLt cannot be loaded: %s; remove %s, it is built "
+                "again" % (error, path)
+            ) from None
         folder = os.path.join(active.folder, CHOOSER)
         os.makedirs(folder, exist_ok=True)
         library.pinner_cublaslt_device(
@@ -157,12 +166,9 @@ class Chooser:
         text = "cuBLASLt's questions and matmuls pass through pinner's library"
         self._setting("interposer", "on", "set", text)
 
-    def _route(self, torch: Any) -> None:
-        import warnings
-
+    def _route(self, torch: Any, told: bool) -> None:
         try:
-            with warnings.catch_warnings():  # "an experimental feature", torch 2.13
-                warnings.simplefilter("ignore")
+            if not _is_routed(torch):  # the call prints a warning of torch's own
                 torch.backends.cuda.preferred_blas_library(CHOOSER)
         except Exception as error:
             self._bypass(
@@ -170,16 +176,17 @@ class Chooser:
             )
             return
         self.routed = True
-        text = "PyTorch's GEMMs go through cuBLASLt, where they can be held"
-        self._setting(ROUTE, CHOOSER, "set", text)
+        if told:
+            text = "PyTorch's GEMMs go through cuBLASLt, where they can be held"
+            self._setting(ROUTE, CHOOSER, "set", text)
 
     def _check_route(self) -> None:
         torch = sys.modules.get("torch")
-        now = str(torch.backends.cuda.preferred_blas_library()) if torch is not None else CHOOSER
-        if CHOOSER not in now.lower():
+        if torch is not None and not _is_routed(torch):
             self._bypass(
                 "the program chose %s for PyTorch's GEMMs: leave "
-                "torch.backends.cuda.preferred_blas_library as pinner sets it" % now
+                "torch.backends.cuda.preferred_blas_library as pinner sets it"
+                % torch.backends.cuda.preferred_blas_library()
             )
 
     def _name_unwatched(self, files: List[str]) -> None:
@@ -213,6 +220,7 @@ _START_FAULTS = {
     3: "no memory for the locked algorithms in %(pins)s",
 }
 _chooser: Optional[Chooser] = None
+_preferring = False
 
 
 def begin() -> None:
@@ -233,12 +241,35 @@ def before_torch() -> None:
         return
     if is_cuda_build(sys.modules.get("torch")) and _is_covered(_chooser.session):
         _chooser.install()
+        if _chooser.library is not None:
+            _prefer()
 
 
 def after_torch(torch: ModuleType) -> None:
     """Route and check, now that torch is there."""
     if _chooser is not None:
         _chooser.after_torch(torch)
+    if _preferring:
+        _forget_preference()
+
+
+def _prefer() -> None:
+    """Let torch read its own variable, as it does once, at the first question (2.4 to 2.14)."""
+    global _preferring
+    if PREFER not in os.environ:
+        os.environ[PREFER] = "1"
+        _preferring = True
+
+
+def _forget_preference() -> None:
+    """A child that inherited the variable would have another stack than its parent."""
+    global _preferring
+    _preferring = False
+    os.environ.pop(PREFER, None)
+
+
+def _is_routed(torch: Any) -> bool:
+    return CHOOSER in str(torch.backends.cuda.preferred_blas_library()).lower()
 
 
 def finish() -> None:
