@@ -401,6 +401,9 @@ def _trace(arguments: argparse.Namespace) -> int:
     from pinner.launch import enforce, tracing
 
     _refuse_obstacles(arguments)
+    _check_keeping(arguments)
+    if arguments.keep_bytes and arguments.defer:
+        raise _Usage("--keep-bytes reads every tensor at once: leave --defer out")
     options = tracing.Options(
         job=_job(arguments, _command(arguments)),
         out=arguments.out,
@@ -411,6 +414,7 @@ def _trace(arguments: argparse.Namespace) -> int:
         lock=arguments.lock,
         check=not arguments.no_check,
         defer=arguments.defer,
+        keep=arguments.keep_limit if arguments.keep_bytes else None,
         expect=arguments.expect,
     )
     try:
@@ -444,7 +448,11 @@ def _verify(arguments: argparse.Namespace) -> int:
         outcome = verify.scale(asked, arguments.scale, os.environ, say)
     else:
         options = verify.Options(
-            asked, arguments.runs or 2, chase=not arguments.no_trace, tries=arguments.tries
+            asked,
+            arguments.runs or 2,
+            chase=not arguments.no_trace,
+            tries=arguments.tries,
+            keep=arguments.keep_limit if arguments.keep_bytes else None,
         )
         outcome = verify.verify(options, os.environ, say)
     say(outcome.text)
@@ -456,8 +464,18 @@ def _check_verify(arguments: argparse.Namespace) -> None:
     """Refuses options that mean nothing beside each other."""
     if not arguments.resume and (arguments.at or arguments.restore_with):
         raise _Usage("--at and --restore-with belong to --resume")
+    _check_keeping(arguments)
+    if arguments.keep_bytes and (arguments.resume or arguments.scale or arguments.no_trace):
+        raise _Usage("--keep-bytes belongs to the traces that follow a divergence of --runs")
     if arguments.scale and not any("{n}" in word for word in arguments.cmd or ()):
         raise _Usage("--scale needs the place of the world size in the command: {n}")
+
+
+def _check_keeping(arguments: argparse.Namespace) -> None:
+    if arguments.keep_limit is None:
+        arguments.keep_limit = _KEEP_LIMIT
+    elif not arguments.keep_bytes:
+        raise _Usage("--keep-limit belongs to --keep-bytes")
 
 
 def _job(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
@@ -763,6 +781,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read the digests of tensors on a GPU when the step ends, not one by one",
     )
+    _add_keeping(parser, "keep the tensors of the window, too, for `pinner compare` to look into")
     _add_cublaslt(parser)
     _add_evidence(parser)
 
@@ -794,6 +813,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         default=3,
         help="pairs of traced runs until a divergence counts as lost (default: 3)",
     )
+    _add_keeping(parser, "keep the tensors of the failing step, and say which elements differ")
     parser.add_argument("-l", "--lock", metavar="FILE", type=Path, help="run under this lock")
     parser.add_argument(
         "--allow",
@@ -808,6 +828,27 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
     )
+
+
+_KEEP_LIMIT = 2 << 30
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _add_keeping(parser: argparse.ArgumentParser, purpose: str) -> None:
+    parser.add_argument("--keep-bytes", action="store_true", help=purpose)
+    parser.add_argument(
+        "--keep-limit",
+        metavar="BYTES",
+        type=_bytes,
+        help="how much of the disk they may take for each rank, such as 500M (default: 2G)",
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([1-9]\d*)([KMGT]?)(i?B)?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, found {text!r}")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def _sizes(text: str) -> list[int]:

@@ -45,10 +45,11 @@ class Verify:
         *,
         lock: Path | None = None,
         chase: bool = False,
+        keep: int | None = None,
         compare: Compare | None = None,
         **environ: str,
     ) -> Outcome:
-        options = verify.Options(self.asked(argv, lock), runs, chase)
+        options = verify.Options(self.asked(argv, lock), runs, chase, keep=keep)
         return verify.verify(options, self.environ(**environ), self.said.append, compare)
 
     def scale(self, argv: Sequence[str], sizes: Sequence[int], **environ: str) -> Outcome:

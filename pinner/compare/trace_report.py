@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pinner.compare import trace_bytes
 from pinner.compare import trace_reading as reading_of
 from pinner.compare.trace import LEVELS, Event
+from pinner.compare.trace_bytes import Figures
 from pinner.compare.trace_findings import (
     Incomparable,
     RankFinding,
@@ -32,7 +34,7 @@ class Report:
 
     head: where the runs part first over all ranks. missing: what only one trace has as a whole.
     warnings: why the answer may not hold for the untraced runs. notes: what else differs in how the
-    two came about.
+    two came about. figures: what kept bytes say of the tensors of the first mismatch.
     """
 
     sides: Sides
@@ -41,6 +43,7 @@ class Report:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    figures: tuple[Figures, ...] = ()
     incomparable: Incomparable | None = None
 
     @property
@@ -93,6 +96,7 @@ class Report:
             "reason": self.incomparable.reason if self.incomparable else None,
             "events": self.events,
             "first": _finding_json(self.head, self) if self.head else None,
+            "bytes": [each.to_json() for each in self.figures],
             "ranks": [_rank_json(finding) for finding in self.ranks],
             "uncompared": list(self.uncompared),
             "warnings": list(self.warnings),
@@ -134,6 +138,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (f"WARNING: {warning}" for warning in report.warnings)
     if report.head is not None:
         yield from _chain(report.head)
+        yield from trace_bytes.lines(report.figures)
         yield f"reading: {in_words(report.head, report.ranks)}"
         yield from _later(report)
     yield from (f"not compared: {line}" for line in report.uncompared)

@@ -9,9 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pinner.compare import trace_reading
+from pinner.compare import trace_bytes, trace_reading
 from pinner.compare.trace import LEVELS, Event, Log, Scope, Trace, Window, read_trace
 from pinner.compare.trace_align import LIMITS, Limits
+from pinner.compare.trace_bytes import Figures
 from pinner.compare.trace_findings import (
     Incomparable,
     RankFinding,
@@ -36,10 +37,12 @@ def compare_traces(a: Path, b: Path, *, jobs: int, limits: Limits = LIMITS) -> R
         return Report(sides, incomparable=obstacle)
     pairs = [pair for rank in first.ranks for pair in _pairs(rank, first, second)]
     found = _each(pairs, jobs, limits)
+    head = _head([finding for finding in found if finding.mismatch is not None])
     report = Report(
         sides,
         ranks=tuple(found),
-        head=_head([finding for finding in found if finding.mismatch is not None]),
+        head=head,
+        figures=_figures(head),
         notes=(*_notes(first, second, pairs), *_unseeded(found)),
         warnings=tuple(_warnings(first, second)),
         missing=tuple(_missing(first, second)),
@@ -215,6 +218,12 @@ def _head(findings: Sequence[RankFinding]) -> RankFinding | None:
     return min(blamed, key=_order) if blamed else other
 
 
+def _figures(head: RankFinding | None) -> tuple[Figures, ...]:
+    if head is None or head.mismatch is None:
+        return ()
+    return trace_bytes.figures(head.mismatch, head.first, head.second)
+
+
 def _order(finding: RankFinding) -> tuple[int, int, int]:
     rank = finding.rank
     return finding.event.step, finding.place, -1 if rank is None else rank
@@ -278,9 +287,9 @@ def _warnings(first: Trace, second: Trace) -> Iterable[str]:
 
 
 def _notes(first: Trace, second: Trace, pairs: Sequence[_Pair]) -> Iterable[str]:
-    untraced = [
-        r for r in range(first.world or 0) if r not in first.ranks and r not in second.ranks
-    ]
+    ranks = {*first.ranks, *second.ranks}
+    alone = first.world == 1 and None in ranks  # one process, which was given no rank
+    untraced = [] if alone else [r for r in range(first.world or 0) if r not in ranks]
     if untraced:
         yield f"neither was traced on {ranks_text(untraced)}: what happened there is not known"
     if first.level != second.level:

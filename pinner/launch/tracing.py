@@ -3,6 +3,7 @@
 ```
 DIR/trace.json         what was traced, and whether it is valid
 DIR/rank-R/*.jsonl     one log a process (pinner/inside/evidence/trace)
+DIR/rank-R/bytes/      the tensors themselves, one file a digest, with --keep-bytes
 DIR/runs/untraced      the session of the run that nothing looked into, where there was one
 DIR/runs/traced        the session of the traced run
 ```
@@ -40,6 +41,7 @@ class Options:
     out: the folder of the trace. first, last: steps, both included; None where it is open.
     modules: what a module's path must match. lock: run under these choices.
     check: compare with a run that is not traced. defer: read a device's digests at a step's end.
+    keep: how many bytes of tensors are kept for each rank at most; None where none are.
     """
 
     job: one_run.Job
@@ -51,6 +53,7 @@ class Options:
     lock: Path | None = None
     check: bool = True
     defer: bool = False
+    keep: int | None = None
     expect: int | None = None
 
     @property
@@ -148,6 +151,7 @@ class _Tracing:
             "folder": str(options.out.absolute()),
             "level": options.level,
             "defer": options.defer,
+            "keep": options.keep,
             **options.window,
         }
 
@@ -275,6 +279,7 @@ def _write(options: Options, outcome: Outcome, world: int | None) -> None:
         "pinner": VERSION,
         "world": world,
         "lock": None if options.lock is None else str(options.lock),
+        "keep": options.keep,
         "valid": outcome.validity.valid,
         "why": outcome.validity.why,
         "code": outcome.command_exit,

@@ -12,6 +12,7 @@ from pinner.launch import enforce, judge, verify_run
 from pinner.launch.collect import Run
 from pinner.launch.judge import Agreement, Disagreement, Refusal
 from pinner.launch.verify_chase import (
+    LEVELS,
     TRIES,
     Compare,
     Level,
@@ -19,6 +20,7 @@ from pinner.launch.verify_chase import (
     Window,
     chase,
     conclusion,
+    figures,
     reading,
 )
 from pinner.launch.verify_run import Asked, Outcome, Runs, Say
@@ -34,13 +36,15 @@ SIZES_DIFFER = (
 class Options:
     """What was asked for. runs: how many. chase: whether a divergence is followed by traces.
 
-    tries: how many pairs of runs are traced at each level before it is given up.
+    tries: how many pairs of runs are traced at each level before it is given up. keep: how many
+    bytes of tensors the finest traces keep for each rank; None where they keep none.
     """
 
     asked: Asked
     runs: int = 2
     chase: bool = True
     tries: int = TRIES
+    keep: int | None = None
 
 
 def verify(
@@ -88,6 +92,7 @@ def _verified(
         if options.chase:
             say("the runs differ; following that with traces, level by level")
             links = _follow(options, agreed, made[0].evidence(), runs, compare)
+            runs.keep = options.keep is not None
         return _differing(agreed, links, runs)
     if isinstance(agreed, Refusal):
         return verify_run.refused(agreed, runs)
@@ -124,7 +129,8 @@ def _follow(
     from pinner.launch import verify_trace
 
     def trace(name: str, level: Level, window: Window) -> Path | None:
-        return verify_trace.trace(runs, name, level, window)
+        keep = options.keep if level == LEVELS[-1] else None
+        return verify_trace.trace(runs, name, level, window, keep)
 
     start = failing_window(run, found.difference)
     return chase(start, trace, compare or verify_trace.compare, tries=options.tries)
@@ -134,12 +140,15 @@ def _differing(found: Disagreement, links: Sequence[Link], runs: Runs) -> Outcom
     where = evidence.describe(found.difference, (found.first, found.second))
     lines = [f"independent runs left different bits: {where}"]
     lines += [f"  {link.line}" for link in links]
+    lines += figures(links)
     lines += [f"reading: {text}"] if (text := reading(links)) else []
+    lines += [f"the kept tensors are in {runs.folder / 'traces'}"] if runs.keep else []
     lines += [conclusion(links)] if links else []
     details = {
         "runs": runs.made,
         "difference": found.to_json(),
         "chain": [link.to_json() for link in links],
+        "kept": str(runs.folder / "traces") if runs.keep else None,
     }
     return Outcome(judge.DIFFERS, "differs", tuple(lines), details)
 

@@ -38,6 +38,7 @@ class Sighting:
     """Where two traces part first. kind: of the event. module: its scope, "" outside all.
 
     began_here: its inputs were equal, as far as they were seen. reading: what that says, in words.
+    figures: what the kept bytes of its tensors say, one line each.
     """
 
     rank: int | None
@@ -47,6 +48,7 @@ class Sighting:
     module: str
     began_here: bool = True
     reading: str = ""
+    figures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Link:
             "came_back": self.came_back,
             "tries": self.tries,
             "why": self.why or (self._lost() if seen is None else ""),
-            "first": None if seen is None else vars(seen),
+            "first": None if seen is None else {**vars(seen), "figures": list(seen.figures)},
         }
 
 
@@ -129,6 +131,12 @@ def reading(links: Sequence[Link]) -> str:
     """What the finest comparison says of the place that was found; "" where nothing was."""
     found = [link.sighting for link in links if link.sighting is not None]
     return found[-1].reading if found else ""
+
+
+def figures(links: Sequence[Link]) -> tuple[str, ...]:
+    """What the kept bytes say of the tensors that differ; nothing where none were kept."""
+    found = [link.sighting for link in links if link.sighting is not None]
+    return found[-1].figures if found else ()
 
 
 def conclusion(links: Sequence[Link]) -> str:

@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Runs:
-    """Makes the runs of one verification, in one folder."""
+    """Makes the runs of one verification, in one folder. keep: the folder stays in any case."""
 
     def __init__(self, asked: Asked, folder: Path, environ: Mapping[str, str], say: Say) -> None:
         self._asked = asked
@@ -72,6 +72,7 @@ class Runs:
         self.folder = folder
         self.made: list[dict[str, Any]] = []
         self.survivors = False
+        self.keep = False
 
     def run(
         self,
@@ -153,7 +154,7 @@ def runs(asked: Asked, environ: Mapping[str, str], say: Say) -> Iterator[Runs]:
     finally:
         if asked.folder is None and made is not None and made.survivors:
             say(f"note: processes outlive the command; the runs' folders stay for them: {folder}")
-        elif asked.folder is None:
+        elif asked.folder is None and (made is None or not made.keep):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pinner.compare import trace_bytes
 from pinner.compare.trace import TraceError
 from pinner.compare.trace_report import Report
 from pinner.compare.traces import compare_traces
@@ -13,8 +14,13 @@ from pinner.launch.verify_chase import Incomparable, Level, Sighting, Window
 from pinner.launch.verify_run import Runs
 
 
-def trace(runs: Runs, name: str, level: Level, window: Window) -> Path | None:
-    """Runs the command once more under tracing; None where that run failed."""
+def trace(
+    runs: Runs, name: str, level: Level, window: Window, keep: int | None = None
+) -> Path | None:
+    """Runs the command once more under tracing; None where that run failed.
+
+    keep: how many bytes of tensors are kept for each rank; None where none are.
+    """
     folder = runs.folder / "traces" / name
     folder.mkdir(parents=True)
     run = runs.run(
@@ -25,6 +31,7 @@ def trace(runs: Runs, name: str, level: Level, window: Window) -> Path | None:
             "from": window.first,
             "to": window.last,
             "modules": window.modules,
+            "keep": keep,
         },
     )
     return None if judge.own_refusal(run) is not None else folder
@@ -55,6 +62,7 @@ def sighting(report: Report) -> Sighting | Incomparable | None:
         module=event.module,
         began_here=mismatch is None or not mismatch.ins,
         reading=_reading(report.text()),
+        figures=tuple(trace_bytes.lines(report.figures)),
     )
 
 

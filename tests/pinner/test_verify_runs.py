@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_planted_divergence_is_followed_to_its_operation(verify: Verify) -> No
     draw = random.Random(seed)
     step, layer = draw.randrange(4), draw.randrange(3)
     environ = {"FLIP": f"{step}:{layer}", "OMP_NUM_THREADS": "1"}
-    outcome = verify.runs(python("verify_train.py"), chase=True, **environ)
+    outcome = verify.runs(python("verify_train.py"), chase=True, keep=1 << 30, **environ)
     assert outcome.exit == 1, outcome.text
     levels = {link["level"]: link["first"] for link in outcome.details["chain"]}
     assert list(levels) == ["modules", "ops", "kernels"], outcome.text
@@ -124,6 +125,11 @@ def test_a_planted_divergence_is_followed_to_its_operation(verify: Verify) -> No
     assert (levels["ops"]["kind"], levels["ops"]["name"]) == ("op", "aten.mul.Tensor")
     assert levels["ops"]["began_here"]
     assert "first different op: aten.mul.Tensor" in outcome.lines[-1]
+    (figures,) = levels["kernels"]["figures"]
+    assert re.match(r"bytes: output 0: \d+ of 32 float32 elements differ, first at \[", figures)
+    assert figures in outcome.lines
+    kept = Path(outcome.details["kept"])
+    assert {path.parts[-3][:7] for path in kept.glob("*/rank-none/bytes")} == {"kernels"}
 
 
 class TestTheFailingWindow:

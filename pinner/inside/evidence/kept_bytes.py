@@ -42,12 +42,17 @@ NAMES = {
 
 
 def keep(
-    path: str, value: Any, name: str = "value", about: Optional[Mapping[str, str]] = None
+    path: str,
+    value: Any,
+    name: str = "value",
+    about: Optional[Mapping[str, str]] = None,
+    durable: bool = True,
 ) -> None:
     """Write `value` to the file `path`, whole or not at all; needs little memory beside it.
 
     value: what `digest` takes
     about: what else stands in the metadata, such as stream, step and rank
+    durable: it is on the disk when this returns, and outlives a crash of the machine
 
     Raises EvidenceError for what has no bytes, and OSError.
     """
@@ -76,7 +81,8 @@ def keep(
             for _, array in arrays:
                 _write(out, array)
             out.flush()
-            os.fsync(out.fileno())
+            if durable:
+                os.fsync(out.fileno())
         os.rename(own, path)
     except BaseException:
         if os.path.exists(own):

@@ -12,6 +12,7 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
+from .keeping import Keeping
 from .memory import Memory
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Recorder:
         self.log = log
         self.hashing = hashing
         self.memory = Memory()
+        self.keeping = None if settings.keep is None else Keeping(settings.folder, settings.keep)
         self.thread = _Thread()
         self.step = 0
         self.open = settings.step_in_window(0)
@@ -183,6 +185,8 @@ class Recorder:
             kept = [tensor for tensor, no in zip(tensors, refused) if not no]
             found = iter(self.hashing.many(_dense(kept) if below else kept))
             digests = [None if no else next(found) for no in refused]
+        if self.keeping is not None:
+            self.keeping.take(tensors, digests)
         lines: List[str] = []
         for path, tensor, text, number in zip(paths, tensors, digests, numbers):
             if text is None:
@@ -328,6 +332,8 @@ class Recorder:
     def after_fork(self) -> None:
         """Go on in a child: its log, its counts and its order are its own."""
         self.log.forget()
+        if self.keeping is not None:
+            self.keeping.forget()
         self._counts = {}
         self._order = 0
 

@@ -21,9 +21,10 @@ class Settings:
     first, last: the steps of the window, both included; None where it is open
     modules: what a scope must match (`re.search`); None where all of them are traced
     defer: digests of tensors on a device are read when the step ends
+    keep: how many bytes of tensors may be kept for each rank; None where none are
     """
 
-    __slots__ = ("defer", "first", "folder", "last", "level", "modules", "pattern")
+    __slots__ = ("defer", "first", "folder", "keep", "last", "level", "modules", "pattern")
 
     def __init__(self, fields: Dict[str, Any]) -> None:
         self.folder: str = fields["folder"]
@@ -31,7 +32,8 @@ class Settings:
         self.first: Optional[int] = fields.get("from")
         self.last: Optional[int] = fields.get("to")
         self.modules: Optional[str] = fields.get("modules")
-        self.defer: bool = fields.get("defer", False)
+        self.keep: Optional[int] = fields.get("keep")
+        self.defer: bool = fields.get("defer", False) and self.keep is None
         if self.level not in LEVELS:
             raise StartFault(
                 "trace: expected a level of %s, found %r" % (", ".join(LEVELS), self.level)
