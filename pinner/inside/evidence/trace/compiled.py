@@ -61,6 +61,7 @@ def _run_region(recorder: Recorder, graph: Any, call: Callable[[], Any], inputs:
     if seen:
         notes.update(compiled=True, region=name)
         with recorder.unseen():
+            _complete(recorder, result)
             outs = _entries(recorder, result, notes)
         recorder.event("kernel", "compiled region", place, ins, outs, notes=notes)
     return result
@@ -81,20 +82,45 @@ def _entries(recorder: Recorder, value: Any, notes: Dict[str, Any]) -> List[str]
     return recorder.entries([path for path, _ in named], [each for _, each in named], notes)
 
 
+def _complete(recorder: Recorder, result: Any) -> None:
+    """What a region returns was written, by however many kernels and in whatever parts."""
+    memory = recorder.memory
+    for _, each in collected(recorder.torch.Tensor, result):
+        memory.unwritten.pop(memory.number(each), None)
+
+
 def install_kernels(recorder: Recorder, module: ModuleType) -> None:
-    """Wrap the C++ kernels of a generated module as `AsyncCompile.wait` hands them over."""
+    """Wrap the C++ kernels of a generated module as `AsyncCompile.wait` hands them over, and what
+    it allocates its buffers with (torch 2.4 to 2.14: `empty_strided_cpu` and its like).
+    """
     compiler = module.AsyncCompile
     original = compiler.wait
 
     @functools.wraps(original)
     def wait(self: Any, scope: Dict[str, Any]) -> Any:
         result = original(self, scope)
-        for name, kernel in list(scope.items()):
-            if name.startswith("cpp_") and callable(kernel):
-                scope[name] = _wrapped_kernel(recorder, name, kernel)
+        for name, value in list(scope.items()):
+            if not callable(value):
+                continue
+            if name.startswith("cpp_"):
+                scope[name] = _wrapped_kernel(recorder, name, value)
+            elif name.startswith("empty_strided_"):
+                scope[name] = _wrapped_allocation(recorder, value)
         return result
 
     compiler.wait = wait
+
+
+def _wrapped_allocation(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Buffers come from C++, past the dispatcher. A kernel gets them with what was left there."""
+    memory = recorder.memory
+
+    def allocate(*args: Any, **kwargs: Any) -> Any:
+        made = function(*args, **kwargs)
+        memory.made_empty(made, memory.fresh(made, set()))
+        return made
+
+    return allocate
 
 
 def _wrapped_kernel(recorder: Recorder, name: str, kernel: Callable[..., Any]) -> Any:
