@@ -94,6 +94,7 @@ def search(
         for ask in ended:
             under_way.remove(ask)
             tries[ask.mixture] = tries.get(ask.mixture, 0) + 1
+            assert tries[ask.mixture] <= 2, "tried more often than anything needs"
             found = verdict(bits(ask.mixture), tries[ask.mixture])
             if found is not None:
                 verdicts[ask.mixture] = found
@@ -387,6 +388,17 @@ def test_a_large_group_that_cannot_be_split_costs_few_probes() -> None:
     assert len(searched.tried) <= 12 + culprits.DEFAULT.split + 2
 
 
+@pytest.mark.parametrize("groups", [["ab"], ["ab", "cd"], ["ac", "bd"], ["abc"], ["abcd"]])
+def test_groups_in_drawn_stacks_are_split_as_far_as_can_be_tested(groups: list[str]) -> None:
+    draw = drawn()
+    everything = sets("abcd")
+    for _ in range(400):
+        middle = draw.choices("gbtx", [4, 4, 1, 2], k=14)
+        bits = dict(zip(everything, ["g", *middle, "b"], strict=True)).__getitem__
+        answer = search(atoms("abcd", groups), bits).answer
+        check(bits, "abcd", answer)
+
+
 def test_a_group_is_left_out_of_the_search_where_it_is_innocent() -> None:
     parts = atoms("abcdef", ["bcd"])
     searched = search(parts, lambda m: "b" if "f" in m else "g")
@@ -406,6 +418,20 @@ def test_a_pair_that_cannot_be_mixed_is_found_as_one_wherever_it_stands() -> Non
         answer = search(atoms(names, []), bits).answer
         assert answer.status == "found"
         assert answer.culprits[0].components == answer.culprits[0].inseparable == set(pair)
+
+
+@pytest.mark.parametrize("pairs", [("ac", "bd"), ("ad", "bc"), ("ad", "be", "cf")])
+def test_pairs_that_stand_across_each_other_are_told_apart(pairs: tuple[str, ...]) -> None:
+    """The stretches that cannot be tested overlap, so that all of them look like one block."""
+
+    def bits(mixture: Mixture) -> str:
+        if any(len(mixture & set(pair)) == 1 for pair in pairs):
+            return "x"
+        return "b" if pairs[0][0] in mixture else "g"
+
+    for names in ("abcdefgh", "hgfedcba", "gabcdefh"):
+        (culprit,) = search(atoms(names, []), bits).answer.culprits
+        assert culprit.components == set(pairs[0])
 
 
 def test_what_cannot_be_tested_without_the_culprit_is_left_and_not_cleared() -> None:

@@ -52,9 +52,10 @@ class Policy:
     """How much is tried.
 
     `verify`: how often the two mixtures are tried that show a culprit. `split`: how many mixtures
-    that cannot be tested are met inside one atom before it is left whole. `companions`: how many
-    components may be put aside with a culprit because the rest cannot be tested with them.
-    `budget`: the most probes in all; None is no limit.
+    that cannot be tested are met inside one atom before it is left whole; of an atom with no more
+    components than that, each is then left out once. `companions`: how many components may be put
+    aside with a culprit because the rest cannot be tested with them. `budget`: the most probes in
+    all; None is no limit.
     """
 
     verify: int = 2
@@ -479,11 +480,10 @@ class _Search:
     def _much_smaller(
         self, goal: _Goal, found: tuple[Mixture, ...]
     ) -> Plan[list[tuple[Mixture, ...]]]:
-        """Parts that can only be left out together: tried where there are few of them."""
-        if len(found) > 4:
-            return []
-        for size in range(1, len(found) - 1):
-            for each in itertools.combinations(found, size):
+        """Parts that can only be left out together: two of few, any of very few."""
+        most = len(found) - 1 if len(found) <= 4 else 2 if len(found) <= 8 else 0
+        for out in range(2, most + 1):
+            for each in itertools.combinations(found, len(found) - out):
                 (verdict,) = yield from self._look(goal.context.union(*each))
                 if self._flips(goal, verdict):
                     return [each]
@@ -491,39 +491,42 @@ class _Search:
 
     def _split(self, goal: _Goal, found: tuple[Mixture, ...]) -> Plan[tuple[Mixture, Mixture]]:
         """The components needed of each atom, and those that could not be told apart."""
-        parts = list(found)
-        for place, atom in enumerate(parts):
-            others = goal.context.union(*parts[:place], *parts[place + 1 :])
+        pieces: list[tuple[Mixture, ...]] = [(atom,) for atom in found]
+        for place, atom in enumerate(found):
             if len(atom) > 1:
-                parts[place] = yield from self._needed_of(goal, atom, others)
-        components = EMPTY.union(*parts)
+                others = itertools.chain(*pieces[:place], *pieces[place + 1 :])
+                needed = yield from self._needed_of(goal, atom, goal.context.union(*others))
+                pieces[place] = needed
+        flat = tuple(itertools.chain(*pieces))
+        if flat != found:
+            flat = yield from self._thinned(goal, flat)
+        components = EMPTY.union(*flat)
         inseparable = EMPTY
-        for part in parts:
-            rest = self.verdicts.get(goal.context | (components - part))
-            if len(parts) > 1 and rest is not None and not rest.testable:
-                inseparable |= part
-            if len(part) > 1 and not self._all_needed(goal, components, part):
-                inseparable |= part
+        for piece in flat:
+            rest = self.verdicts.get(goal.context | (components - piece))
+            bound = len(flat) > 1 and rest is not None and not rest.testable
+            if bound or len(piece) > 1:
+                inseparable |= piece
         return components, inseparable
 
-    def _all_needed(self, goal: _Goal, components: Mixture, atom: Mixture) -> bool:
-        """Whether it was seen, for each component of an atom, that the bits do not flip without."""
-        verdicts = [self.verdicts.get(goal.context | (components - {name})) for name in atom]
-        return all(verdict is not None and verdict.testable for verdict in verdicts)
+    def _needed_of(self, goal: _Goal, atom: Mixture, others: Mixture) -> Plan[tuple[Mixture, ...]]:
+        """The components of an atom that flip the bits on top of `others`.
 
-    def _needed_of(self, goal: _Goal, atom: Mixture, others: Mixture) -> Plan[Mixture]:
-        """The smallest part of an atom that flips the bits on top of `others`."""
+        All of them where that cannot be tested: one by one (they are thinned later) or, where they
+        are many, as one.
+        """
         (without,) = yield from self._look(others)
         if self._flips(goal, without):
-            return EMPTY
+            return ()
+        singles = [frozenset({name}) for name in sorted(atom)]
+        whole = tuple(singles) if len(atom) <= self.policy.split else (atom,)
         if not without.testable:
-            return atom
-        inside = _Goal(others, goal.flipped, self.policy.split)
+            return whole
         try:
-            found = yield from self._smallest(inside, [frozenset({name}) for name in sorted(atom)])
+            inside = _Goal(others, goal.flipped, self.policy.split)
+            return (yield from self._smallest(inside, singles))
         except _GiveUp:
-            return atom
-        return EMPTY.union(*found)
+            return whole
 
     def _breaks(self, mixture: Mixture) -> Plan[Mixture]:
         """A part of an untestable mixture without which the parts before it can be tested."""
