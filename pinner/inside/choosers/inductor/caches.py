@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from typing import Any, Callable, Dict, Set
+from typing import Any, Callable, Dict, Optional, Set
 
 from ... import VERSION, session, values
 from ..triton.decide import live_configs
 from . import switches
 from .chooser import Chooser
-from .lines import Line, Taken
+from .lines import Entry, Line, Taken
 from .question import Question
 
 _DECISIONS = "pinner_decisions"
@@ -153,4 +153,12 @@ class Caches:
             text = "a compile cache holds another choice than the lock: " + held.text
             self._chooser.lines.bypass(question, held.fields, text)
             return
-        self._chooser.settle(question, Taken(held, line["alternatives"], "cached", (), entry))
+        taken = Taken(held, line["alternatives"], self._how(entry), (), entry)
+        self._chooser.settle(question, taken)
+
+    def _how(self, entry: Optional[Entry]) -> str:
+        """How a cached graph came to a decision: its key says that the same lock was in force."""
+        policy = self._chooser.policy
+        if entry is not None or not policy.enforcing:
+            return "cached"
+        return "missed" if policy.on_miss == "tune" else "fallback"
