@@ -114,6 +114,10 @@ class TestCompiler:
         with pytest.raises(build.BuildFault, match="looked for no-such-cc"):
             build.library(environ(tmp_path, CC="no-such-cc -m64"))
 
+    def test_a_command_that_cannot_be_split_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(build.BuildFault, match='C compiler in CC, found "cc \'"'):
+            build.library(environ(tmp_path, CC="cc '"))
+
     def test_one_that_fails_is_quoted(self, tmp_path: Path) -> None:
         broken = tmp_path / "broken-cc"
         broken.write_text("#!/bin/sh\necho 'x.c:1: error: no such header'\nexit 1\n")
@@ -138,6 +142,12 @@ class TestPrebuilt:
     def test_it_is_used(self, tmp_path: Path) -> None:
         ready = str(built() / "interpose.so")
         assert build.library({build.PREBUILT: ready, "PATH": ""}) == ready
+
+    def test_a_relative_path_is_that_of_the_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The loader would look for a name without a slash in folders of its own."""
+        monkeypatch.chdir(built())
+        ready = str(built() / "interpose.so")
+        assert build.library({build.PREBUILT: "interpose.so"}) == ready
 
     def test_it_is_built_by_the_module(self, tmp_path: Path) -> None:
         out = tmp_path / "out.so"

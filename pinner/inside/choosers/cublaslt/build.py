@@ -59,7 +59,7 @@ def library(environ: Mapping[str, str]) -> str:
     """
     prebuilt = environ.get(PREBUILT)
     if prebuilt:
-        return _checked(prebuilt)
+        return _checked(os.path.abspath(prebuilt))  # the loader would search its own folders
     compiler = find_compiler(environ)
     path = os.path.join(cache_folder(environ), _name(compiler))
     if not os.path.exists(path):
@@ -73,7 +73,12 @@ def find_compiler(environ: Mapping[str, str]) -> List[str]:
     import shutil
 
     search = environ.get("PATH")
-    wanted = shlex.split(environ.get("CC", ""))
+    try:
+        wanted = shlex.split(environ.get("CC", ""))
+    except ValueError as error:
+        raise BuildFault(
+            "expected the command of a C compiler in CC, found %r: %s" % (environ["CC"], error)
+        ) from None
     for words in [wanted] if wanted else [[name] for name in _COMPILERS]:
         found = shutil.which(words[0], path=search)
         if found:
