@@ -34,6 +34,11 @@ def said_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+def seeded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without the states of generators: nobody seeds NumPy's, where torch imports it."""
+    return [event for event in events_of(log) if event["e"] != "random"]
+
+
 def test_a_trace_that_changed_nothing_is_valid_and_shows_where_a_bit_was_flipped(
     pinner: Pinner,
 ) -> None:
@@ -55,7 +60,7 @@ def test_a_trace_that_changed_nothing_is_valid_and_shows_where_a_bit_was_flipped
     assert said_of(pinner.path("bad"))["valid"] is None
     (left,) = read_logs(pinner.path("good")).values()
     (right,) = read_logs(pinner.path("bad")).values()
-    found = first_difference(events_of(left), events_of(right))
+    found = first_difference(seeded(left), seeded(right))
     assert found is not None
     assert (found["n"], found["m"], found["s"]) == ("moe.linear.default", site, step)
     twin = next(event for event in events_of(left) if event["q"] == found["q"])
