@@ -13,6 +13,7 @@ from pinner.launch import enforce, environment, judge, one_run, session_dir
 from pinner.launch.collect import collect
 from pinner.lockfile.check import findings
 from pinner.lockfile.codec import read_lock, read_lock_with_digest
+from pinner.lockfile.compiled import compile_pins
 from pinner.lockfile.schema import Lock
 
 
@@ -37,6 +38,7 @@ def check(
     python: the interpreter's command; empty for the one that runs pinner. Raises `LockError`.
     """
     lock = read_lock(path)
+    session_dir.cublaslt_pins(compile_pins(lock, "")["cublaslt"])
     found = findings(lock)
     lines = [f"note: {finding}" for finding in found]
     details: dict[str, Any] = {

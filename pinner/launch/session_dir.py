@@ -213,25 +213,24 @@ def _fill(folder: Path, settings: Settings, final: Path, pins: str | None) -> No
         (folder / name).mkdir(parents=True)
     if pins is not None:
         (folder / "pins.json").write_text(pins, encoding="utf-8")
-        _fill_cublaslt(folder / "cublaslt.pins", json.loads(pins).get("cublaslt"))
+        locked = json.loads(pins).get("cublaslt")
+        if locked:
+            (folder / "cublaslt.pins").write_bytes(cublaslt_pins(locked))
     fields = _to_json(settings, str(final / "pins.json") if pins is not None else None)
     (folder / "session.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
 
 
-def _fill_cublaslt(path: Path, entries: list[dict[str, Any]] | None) -> None:
+def cublaslt_pins(entries: list[dict[str, Any]]) -> bytes:
     """The pins of cuBLASLt, which C looks up in the middle of a call.
 
     Raises `LockError` for entries that have no place in it, as an edit by hand may leave them.
     """
-    if not entries:
-        return
     from pinner.inside.choosers.cublaslt import table
 
     try:
-        content = table.build(entries)
+        return table.build(entries)
     except (PinnerError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise LockError(f"cannot be pinned: {error}", entry="[[cublaslt]]") from error
-    path.write_bytes(content)
 
 
 def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:

@@ -111,3 +111,26 @@ class TestEnforce:
         said, found = report(locked, extra="legacy")
         assert (said.code, found["unenforceable"]) == (0, 1)
         assert "cublasSgemm_v2 was called 1 times" in said.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("cublaslt = 130200", f"cublaslt = {1 << 66}", f"the version {1 << 66} in `cublaslt`"),
+        ("cublaslt = 130200", "cublaslt = -1", "the version -1 in `cublaslt`"),
+        (" c_rows = 4", f" c_rows = {1 << 64}", "a known word for c_rows"),
+        ("{ a_cols", "{ surplus = 3, a_cols", "the field surplus"),
+    ],
+)
+def test_a_problem_edited_by_hand_is_refused_by_check_and_enforce_alike(
+    locked: Runs, sealed: str, old: str, new: str, says: str
+) -> None:
+    """Nothing is cut to what a word of the C library holds."""
+    assert old in sealed
+    path = locked.pinner.path("pinner.lock.toml")
+    path.write_text(sealed.replace(old, new, 1))
+    for words, code in (("check", path), 65), (("enforce", "--", *STEPS), 96):
+        said = locked.pinner(*words)
+        assert said.code == code, said.err
+        assert says in said.err
+        assert "the problem with a_cols=64" in said.err or new in said.err

@@ -207,12 +207,18 @@ def problem(words: Sequence[int], version: int, gpu: str) -> Named:
 def words(named: Mapping[str, Any]) -> List[int]:
     """Return the key of a table that `problem` made. Raises InvalidPin, naming the field."""
     unknown = sorted(set(named) - set(layout.KEY_NAMES) - {VERSION, GPU})
-    if unknown or not isinstance(named.get(VERSION), int):
+    version = named.get(VERSION)
+    if unknown or type(version) is not int or not 0 < version < 1 << 31:
+        wrong = "no version in `cublaslt`"
+        if version is not None:
+            wrong = "the version %r in `cublaslt`" % (version,)
+        if unknown:
+            wrong = "the field %s" % ", ".join(unknown)
         raise InvalidPin(
             "expected a problem of cuBLASLt as this pinner records it, found %s: record again"
-            % ("the field %s" % ", ".join(unknown) if unknown else "no version in `cublaslt`")
+            % wrong
         )
-    values = {"major": named[VERSION] // 10000}
+    values = {"major": version // 10000}
     for name in layout.KEY_NAMES:
         if name in named:
             values[name] = _number(name, named[name])

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ...faults import InvalidPin
+from ...values import readable_named
 from . import fields, layout
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def build(entries: Iterable[Mapping[str, Any]]) -> bytes:
 
     Raises InvalidPin, naming what is wrong, for an entry that cannot be forced.
     """
-    pins = [_pin(entry) for entry in entries]
+    pins = [_named_pin(entry) for entry in entries]
     head = layout.Pins(
         magic=layout.PINS_MAGIC,
         layout=layout.digest(),
@@ -37,6 +38,14 @@ def write(path: str, entries: Iterable[Mapping[str, Any]]) -> None:
     with open(hidden, "wb") as out:
         out.write(content)
     os.replace(hidden, path)
+
+
+def _named_pin(entry: Mapping[str, Any]) -> Any:
+    try:
+        return _pin(entry)
+    except InvalidPin as error:
+        text = "%s (the problem with %s)" % (error, readable_named(entry["problem"]))
+        raise InvalidPin(text) from None
 
 
 def _pin(entry: Mapping[str, Any]) -> Any:
