@@ -185,3 +185,19 @@ def test_probes_older_than_the_good_end_are_needless() -> None:
     step = gallop.next_steps(ids, seen, EVIDENCE, jobs=2, under_way=[old])
     assert isinstance(step, Batch)
     assert step.needless == (old,)
+
+
+def test_behind_a_place_that_may_be_the_good_end_nothing_older_is_tried() -> None:
+    ids = [str(p) for p in range(40)]
+    seen = {"39": 2 * [probe("b", 1)], "38": [probe("b", 1)], "37": [probe("g", 1)]}
+    step = gallop.next_steps(ids, seen, EVIDENCE, jobs=4)
+    assert step == Batch((Try(37, 2, "a good end? do its bits repeat?"),))
+
+
+def test_a_good_end_is_not_taken_while_a_nearer_place_is_under_way() -> None:
+    ids = [str(p) for p in range(40)]
+    seen = {"39": 2 * [probe("b", 1)], "38": [probe("b", 1)], "35": 2 * [probe("g", 1)]}
+    nearer = Try(37, 1, "back to good bits")
+    assert gallop.good_end(ids, seen, EVIDENCE) is None
+    step = gallop.next_steps(ids, seen, EVIDENCE, jobs=4, under_way=[nearer])
+    assert step == Batch(())
