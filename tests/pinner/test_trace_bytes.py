@@ -84,8 +84,10 @@ class TestWhatIsKept:
         )
 
     def test_a_folder_that_cannot_be_made_does_not_end_the_run(
-        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
         (tmp_path / "rank-none").mkdir()
         (tmp_path / "rank-none" / "bytes").write_text("in the way")
         traced(tmp_path)
@@ -94,6 +96,7 @@ class TestWhatIsKept:
             in (capfd.readouterr().err)
         )
         assert len(list(tmp_path.glob("rank-none/*.jsonl"))) == 1
+        assert list((tmp_path / "elsewhere").iterdir()) == []
 
     def test_what_another_process_of_the_rank_kept_counts(self, tmp_path: Path) -> None:
         kept = tmp_path / "rank-none" / "bytes"

@@ -77,6 +77,8 @@ class Keeping:
     def _stop(self, why: str) -> None:
         self._full = True
         faults.say("WARNING: no more tensors of this rank are kept: %s" % why)
+        if not self._folder:
+            return
         try:
             with open(os.path.join(self._folder, FULL), "w") as out:
                 out.write(why + "\n")
