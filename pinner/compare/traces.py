@@ -67,9 +67,12 @@ def _obstacle(first: Trace, second: Trace) -> Incomparable | None:
     for name, trace in (("A", first), ("B", second)):
         if not trace.ranks:
             return Incomparable(
-                "nothing", f"{name} ({trace.path}) holds no events: nothing was traced there"
+                "nothing",
+                f"{name} ({trace.path}) holds no events: nothing was traced there"
+                + (f" ({trace.why})" if trace.why else ""),
             )
-    if first.world != second.world:
+    known = first.world is not None and second.world is not None
+    if known and first.world != second.world:
         return Incomparable(
             "world",
             f"A ran with world size {first.world}, B with {second.world}: each rank did other "

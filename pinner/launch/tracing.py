@@ -189,7 +189,7 @@ class _Tracing:
         return judge.refusal(run, expect=self._options.expect, own=one_run.own_place())
 
     def _refused(self, refused: judge.Refusal, run: str) -> Outcome:
-        why = f"{run} cannot be used: {refused.text}"
+        why = f"{run} cannot be used: {refused.text.replace('; nothing was sealed', '')}"
         validity = Validity(None, why)
         return Outcome(
             refused.exit, refused.status, why, self._options.out, validity, command_exit=self._code

@@ -116,6 +116,22 @@ class TestDamage:
 
 
 class TestRunsThatAreNotWhole:
+    def test_one_whose_launcher_was_killed_has_no_world_and_is_compared(
+        self, tmp_path: Path
+    ) -> None:
+        """A process without a rank knows no world size; `trace.json` would have said 1."""
+        for name in "ab":
+            write(tmp_path / name, [run()[0]], world=1)
+            (log,) = (tmp_path / name / "rank-0").iterdir()
+            head, rest = log.read_text().split("\n", 1)
+            fields = {**json.loads(head), "rank": None, "world": None}
+            log.write_text(json.dumps(fields) + "\n" + rest)
+        (tmp_path / "a" / "trace.json").unlink()
+        report = compare_traces(tmp_path / "a", tmp_path / "b", jobs=1)
+        assert report.incomparable is None
+        assert report.exit == 0
+        assert not any("neither was traced" in note for note in report.notes)
+
     def test_a_killed_run_is_equal_only_as_far_as_it_went(
         self, tmp_path: Path, chance: random.Random
     ) -> None:

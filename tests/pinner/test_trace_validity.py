@@ -87,6 +87,9 @@ def test_a_command_that_fails_leaves_no_valid_trace(pinner: Pinner) -> None:
     assert said.code == 5
     assert said_of(pinner.path("out"))["valid"] is None
     assert said_of(pinner.path("out"))["code"] == 3
+    said = pinner("compare", "out", "out")
+    assert said.code == 2
+    assert "nothing was traced there (the untraced run cannot be used: the command" in said.out
 
 
 def test_a_program_without_torch_has_nothing_to_trace(pinner: Pinner) -> None:
