@@ -285,4 +285,9 @@ def _write(options: Options, outcome: Outcome, world: int | None) -> None:
         "code": outcome.command_exit,
         "created": session_dir.now(),
     }
-    replace_text(options.out / "trace.json", json.dumps(fields, indent=1) + "\n")
+    path = options.out / "trace.json"
+    try:
+        replace_text(path, json.dumps(fields, indent=1) + "\n")
+    except OSError as error:
+        text = f"{outcome.text}; and this cannot be written: {error.strerror}"
+        raise OSError(error.errno, text, str(path)) from error

@@ -15,6 +15,7 @@ from pinner.launch.verify_chase import (
     LEVELS,
     TRIES,
     Compare,
+    Incomparable,
     Level,
     Link,
     Window,
@@ -92,7 +93,7 @@ def _verified(
         if options.chase:
             say("the runs differ; following that with traces, level by level")
             links = _follow(options, agreed, made[0].evidence(), runs, compare)
-            runs.keep = options.keep is not None
+            runs.keep = any(runs.folder.glob("traces/*/rank-*/bytes"))
         return _differing(agreed, links, runs)
     if isinstance(agreed, Refusal):
         return verify_run.refused(agreed, runs)
@@ -128,7 +129,7 @@ def _follow(
 ) -> tuple[Link, ...]:
     from pinner.launch import verify_trace
 
-    def trace(name: str, level: Level, window: Window) -> Path | None:
+    def trace(name: str, level: Level, window: Window) -> Path | Incomparable:
         keep = options.keep if level == LEVELS[-1] else None
         return verify_trace.trace(runs, name, level, window, keep)
 

@@ -53,13 +53,13 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Two traces that cannot be compared, and why."""
+    """A run that left no trace, or two traces that cannot be compared, and why."""
 
     text: str
 
 
-# A name for the run, its level and its window in, the trace's folder out; None where it failed.
-Trace = Callable[[str, Level, Window], Path | None]
+# A name for the run, its level and its window in, the trace's folder out; why there is none.
+Trace = Callable[[str, Level, Window], Path | Incomparable]
 # None where two traces are equal.
 Compare = Callable[[Path, Path], "Sighting | Incomparable | None"]
 
@@ -167,10 +167,12 @@ def _try(
     """Makes pairs of runs until one differs. Once it did, nothing more is to be learned."""
     name = f"{level}-wide" if again else level
     for number in range(1, tries + 1):
-        pair = [trace(f"{name}-{number}{side}", level, window) for side in "ab"]
-        first, second = pair
-        if first is None or second is None:
-            return Link(level, window, 0, number, why="the traced run failed")
+        first = trace(f"{name}-{number}a", level, window)
+        if isinstance(first, Incomparable):
+            return Link(level, window, 0, number, why=f"the traced run failed: {first.text}")
+        second = trace(f"{name}-{number}b", level, window)
+        if isinstance(second, Incomparable):
+            return Link(level, window, 0, number, why=f"the traced run failed: {second.text}")
         found = compare(first, second)
         if isinstance(found, Incomparable):
             return Link(level, window, 0, number, why=f"cannot be compared: {found.text}")

@@ -16,8 +16,8 @@ from pinner.launch.verify_run import Runs
 
 def trace(
     runs: Runs, name: str, level: Level, window: Window, keep: int | None = None
-) -> Path | None:
-    """Runs the command once more under tracing; None where that run failed.
+) -> Path | Incomparable:
+    """Runs the command once more under tracing; why there is no trace where that run failed.
 
     keep: how many bytes of tensors are kept for each rank; None where none are.
     """
@@ -34,7 +34,10 @@ def trace(
             "keep": keep,
         },
     )
-    return None if judge.own_refusal(run) is not None else folder
+    refused = judge.own_refusal(run)
+    if refused is None:
+        return folder
+    return Incomparable(refused.text.replace("; nothing was sealed", ""))
 
 
 def compare(first: Path, second: Path) -> Sighting | Incomparable | None:

@@ -45,7 +45,7 @@ class Program:
         self.asked: list[tuple[Level, Window]] = []
         self.pairs = 0
 
-    def trace(self, name: str, level: Level, window: Window) -> Path | None:
+    def trace(self, name: str, level: Level, window: Window) -> Path:
         if name.endswith("a"):
             self.asked.append((level, window))
         return Path(level) / name
@@ -151,8 +151,11 @@ class TestWhatDoesNotComeBack:
 
 class TestTracesThatAreNoUse:
     def test_a_traced_run_that_fails_ends_the_chase(self) -> None:
-        links = chase(START, lambda *_: None, lambda *_: pytest.fail("nothing to compare"))
-        assert [link.line for link in links] == ["modules: the traced run failed"]
+        failed = Incomparable("interrupted by SIGINT")
+        links = chase(START, lambda *_: failed, lambda *_: pytest.fail("nothing to compare"))
+        assert [link.line for link in links] == [
+            "modules: the traced run failed: interrupted by SIGINT"
+        ]
 
     def test_traces_that_cannot_be_compared_tell_why(self) -> None:
         links = chase(START, lambda *_: Path("x"), lambda *_: Incomparable("no step is in both"))
