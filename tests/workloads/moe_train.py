@@ -10,9 +10,10 @@ Started by python, or by torchrun with gloo (ranks sum their gradients).
 --every N FOLDER          save every N steps, and go on from what is there, as `pinner verify
                           --resume` wants it
 
-PLANT=KIND:RANK:STEP[:SITE] plants one fault on one rank at one step ("*" is every rank or step):
+PLANT=KIND:RANK:STEP[:SITE[:PLACE]] plants one fault on one rank at one step ("*": each of them).
+TURNS=FILE plants it in every second run only; FILE counts them. The faults:
 
-bitflip   the low bit of one element of what the linear operation of module SITE returns
+bitflip   the low bit of one element (PLACE) of what the linear operation of module SITE returns
 atomics   the sum over experts in an order of its own each time, as atomic additions have it
 routing   two tokens change places in the routing map
 scale     the scale of the quantiser is made on another way: times 1/448, not divided by 448
@@ -47,7 +48,9 @@ class Plant:
     """The fault of this run, and where the run is."""
 
     def __init__(self, text: str) -> None:
-        self.kind, self.rank, self.step, self.site = (*text.split(":"), "", "", "", "")[:4]
+        parts = (*text.split(":"), "", "", "", "", "")[:5]
+        self.kind, self.rank, self.step, self.site, place = parts
+        self.place = int(place or 5)
         self.now = -1
         self.here = 0
 
@@ -61,7 +64,19 @@ class Plant:
         )
 
 
-PLANT = Plant(os.environ.get("PLANT", ""))
+def planted() -> Plant:
+    """The fault that the environment asks for in this run."""
+    turns = os.environ.get("TURNS")
+    if turns is not None:
+        path = Path(f"{turns}.{os.environ.get('RANK', '0')}")
+        count = path.stat().st_size if path.exists() else 0
+        path.write_bytes(b"." * (count + 1))
+        if count % 2 == 0:
+            return Plant("")
+    return Plant(os.environ.get("PLANT", ""))
+
+
+PLANT = planted()
 
 
 def flip(tensor: torch.Tensor, place: int) -> None:
@@ -75,7 +90,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, site: str) -> torch.Tensor:
     """x times the transposed weight: (..., in), (out, in) → (..., out)."""
     out = x @ weight.t()
     if PLANT.due("bitflip", site):
-        flip(out, 5)
+        flip(out, PLANT.place)
     return out
 
 
