@@ -23,7 +23,7 @@ _INDUCTOR = (
 )
 """The modules in which Inductor decides."""
 
-_WORKERS = (
+WORKERS = (
     "/torch/_inductor/compile_worker/__main__.py",
     "/torch/_inductor/__autotune_main__.py",
 )
@@ -91,7 +91,7 @@ def _after_torch(module: ModuleType) -> None:
 
 def _is_worker() -> bool:
     program: str = (getattr(sys, "argv", None) or [""])[0]
-    return program.endswith(_WORKERS)
+    return program.endswith(WORKERS)
 
 
 def _begin_cublaslt() -> None:

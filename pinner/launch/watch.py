@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pinner.inside import start
 from pinner.launch import command_line
 from pinner.launch.session_dir import SESSION
 
@@ -33,6 +34,8 @@ _LEDGER_NAME = re.compile(r"(.+)-(\d+)-[0-9a-zA-Z]+\.jsonl$")
 LEDGER_GRACE_S = 5.0
 # Programs of torch's own that load its library and compute nothing.
 _HELPERS = ("torch_shm_manager",)
+# The same for programs that Python runs: they open a ledger where they decide something.
+_WORKERS = start.WORKERS
 # Looking may take this share of one CPU.
 _SHARE = 0.05
 
@@ -276,6 +279,8 @@ def _unforeseen(seen: _Seen) -> str:
     if seen.loaded_since is None or seen.loaded_until - seen.loaded_since < LEDGER_GRACE_S:
         return ""
     if os.path.basename(seen.argv[0]) in _HELPERS:
+        return ""
+    if seen.python and any(word.endswith(_WORKERS) for word in seen.argv[1:]):
         return ""
     return "its environment is right, but it has no ledger"
 

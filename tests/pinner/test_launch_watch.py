@@ -273,6 +273,19 @@ def test_a_ledger_does_not_speak_for_what_the_process_becomes(scene: Scene, look
     assert "environment was cleared" in found.cause
 
 
+def test_a_compile_worker_of_torch_needs_no_ledger(scene: Scene, tmp_path: Path) -> None:
+    """It opens one where it decides something; every run on a GPU that compiles has some."""
+    worker = tmp_path / "torch" / "_inductor" / "compile_worker" / "__main__.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text(LOADS)
+    process = scene.start(sys.executable, str(worker), str(scene.library))
+    watch = scene.watch(process)
+    watch.look()
+    scene.clock.now += LEDGER_GRACE_S + 1
+    watch.look()
+    assert watch.findings() == ()
+
+
 def test_a_program_of_an_exec_that_opens_no_ledger_of_its_own(scene: Scene) -> None:
     """Its environment is right and its process has a ledger: that of the program before."""
     becoming = Becoming(scene, KEPT="1")
