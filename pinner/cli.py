@@ -402,6 +402,11 @@ def _trace(arguments: argparse.Namespace) -> int:
 
     _refuse_obstacles(arguments)
     _check_keeping(arguments)
+    first, last = arguments.from_step, arguments.to_step
+    if first is not None and last is not None and first > last:
+        raise _Usage(f"no step lies from {first} to {last}: exchange --from-step and --to-step")
+    if arguments.modules is not None and arguments.level == "steps":
+        raise _Usage("--level steps holds no modules: leave --modules out, or look deeper")
     if arguments.keep_bytes and arguments.defer:
         raise _Usage("--keep-bytes reads every tensor at once: leave --defer out")
     options = tracing.Options(

@@ -136,6 +136,11 @@ class _Tracing:
                 return self._refused(refused, "the untraced run")
         self._say(f"tracing {self._options.level} to {self._options.out}")
         traced = self._run("traced", self._fields())
+        if self._options.modules is not None and not in_modules(self._options.out):
+            self._say(
+                f"WARNING: no module of the window matched {self._options.modules!r}: the trace "
+                "holds steps only; `--level modules` without --modules shows the paths"
+            )
         self.world = judge.participation(traced, own=one_run.own_place()).world
         refused = self._refusal(traced)
         if refused is not None:
@@ -251,6 +256,15 @@ def against_lock(found: locked.Verification) -> Validity:
     if not streams:
         return Validity(None, "nothing could be compared with the lock's evidence")
     return Validity(True, f"the lock's evidence has the same bits: {found.line}", streams)
+
+
+def in_modules(out: Path) -> bool:
+    """Whether any event of a trace lies in a module."""
+    for path in out.glob("rank-*/*.jsonl"):
+        with open(path, "rb") as log:
+            if any(b',"m":"' in line for line in log):
+                return True
+    return False
 
 
 def _claim(out: Path) -> None:

@@ -122,6 +122,36 @@ def test_a_folder_that_holds_something_is_left_alone(pinner: Pinner) -> None:
     assert [path.name for path in pinner.path("out").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--from-step", "5", "--to-step", "2"], "no step lies from 5 to 2"),
+        (["--level", "steps", "--modules", "a"], "--level steps holds no modules"),
+    ],
+)
+def test_a_window_that_holds_nothing_is_refused(
+    pinner: Pinner, words: list[str], text: str
+) -> None:
+    said = pinner("trace", "-o", "out", *words, "--", *python("plain.py"))
+    assert said.code == 64
+    assert text in said.last
+    assert not pinner.path("out").exists()
+
+
+def test_modules_that_match_nothing_are_said(pinner: Pinner) -> None:
+    pinner.path("net.py").write_text(
+        "import torch, pinner\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(2, 2))\n"
+        "for step in range(2): pinner.fingerprint('y', net(torch.ones(1, 2)) * step)\n"
+    )
+    command = python(str(pinner.path("net.py")))
+    for pattern, warned in (("^1$", True), ("^0$", False)):
+        options = ("-o", f"out{pattern}", "--no-check", "--modules", pattern)
+        said = pinner("trace", *options, "--", *command)
+        assert said.code == 0, said.err
+        assert ("no module of the window matched" in said.text) is warned
+
+
 def run_of(*digests: str) -> Any:
     lines = tuple(("loss", step, digest) for step, digest in enumerate(digests))
     return gather([Emitter(0, lines)])
