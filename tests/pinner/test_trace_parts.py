@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from pinner.inside.evidence.trace import log as logs
 from pinner.inside.evidence.trace.hashing import Hashing, collected
-from pinner.inside.evidence.trace.memory import Memory
+from pinner.inside.evidence.trace.memory import MOST_PIECES, Memory
 from pinner.inside.evidence.trace.operations import Facts
 from pinner.inside.evidence.trace.recorder import Recorder
 from pinner.inside.evidence.trace.settings import Settings
@@ -106,6 +107,49 @@ class TestMemory:
         memory.written(x[:, :2], number)
         assert not memory.is_unwritten(x[:, :2], number)
         assert memory.is_unwritten(x[:, 1:3], number)
+
+    def test_parts_with_gaps_make_a_whole(self) -> None:
+        """Columns, as packed projections and caches are filled."""
+        memory = Memory()
+        x = torch.empty(4, 4)
+        number = memory.number(x)
+        memory.made_empty(x, number)
+        memory.written(x[:, :3], number)
+        assert memory.is_unwritten(x, number)
+        memory.written(x[:, 3:], number)
+        assert not memory.is_unwritten(x, number)
+        assert not memory.unwritten
+
+    def test_more_parts_than_are_followed_count_for_themselves(self) -> None:
+        memory = Memory()
+        x = torch.empty(MOST_PIECES + 1, 2)
+        number = memory.number(x)
+        memory.made_empty(x, number)
+        memory.written(x[:, :1], number)
+        assert not memory.is_unwritten(x[:, :1], number)
+        assert memory.is_unwritten(x[:, 1:], number)
+
+    def test_what_is_covered_is_what_was_written_element_by_element(self) -> None:
+        seed = random.randrange(1 << 32)
+        print("seed", seed)
+        draw = random.Random(seed)
+
+        def view(x: torch.Tensor) -> torch.Tensor:
+            sizes = [draw.randint(1, 4) for _ in range(draw.randint(0, 3))]
+            steps = [draw.randint(0, 6) for _ in sizes]
+            reach = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+            return x.as_strided(sizes, steps, draw.randint(0, max(0, 60 - reach)))
+
+        for _ in range(200):
+            memory, x = Memory(), torch.zeros(128)
+            number = memory.number(x)
+            memory.made_empty(x, number)
+            for _ in range(draw.randint(1, 12)):
+                part = view(x)
+                memory.written(part, number)
+                part.fill_(1)
+                asked = view(x)
+                assert memory.is_unwritten(asked, number) == (not bool(asked.all()))
 
     def test_a_transposed_tensor_is_dense(self) -> None:
         memory = Memory()

@@ -6,10 +6,13 @@ copy holds a part of what will be there: a digest of either differs from run to 
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Set, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+MOST_PIECES = 4096  # of one tensor with gaps that are followed one by one
 
 
 class _Unwritten:
@@ -24,28 +27,29 @@ class _Unwritten:
 
     def write(self, tensor: Any) -> bool:
         """Note that all of `tensor` was written; True where nothing of the storage is left."""
-        span = _span(tensor)
-        if span is None:
+        found = _spans(tensor)
+        if found is None:
             self.places.add(_place(tensor))
             return False
-        merged = [span]
-        for low, high in self.spans:
-            first, last = merged[-1]
-            if high < first or low > last:
-                merged.insert(0, (low, high))
+        merged: List[Tuple[int, int]] = []
+        for low, high in sorted(self.spans + found):
+            if merged and low <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
             else:
-                merged[-1] = (min(low, first), max(high, last))
+                merged.append((low, high))
         self.spans = merged
-        return bool(merged[-1][0] <= 0 and merged[-1][1] >= self.size)
+        return bool(merged and merged[0][0] <= 0 and merged[0][1] >= self.size)
 
     def covers(self, tensor: Any) -> bool:
         """Whether all of `tensor` was written."""
-        if tensor.numel() == 0:
+        if tensor.numel() == 0 or _place(tensor) in self.places:
             return True
-        span = _span(tensor)
-        if span is None:
-            return _place(tensor) in self.places
-        return any(low <= span[0] and span[1] <= high for low, high in self.spans)
+        found = _spans(tensor)
+        return found is not None and all(map(self._holds, found))
+
+    def _holds(self, span: Tuple[int, int]) -> bool:
+        at = bisect.bisect_right(self.spans, (span[0], 1 << 62)) - 1
+        return at >= 0 and span[1] <= self.spans[at][1]
 
 
 class Memory:
@@ -122,15 +126,23 @@ def _never() -> bool:
     return False
 
 
-def _span(tensor: Any) -> Any:
-    """The bytes of a dense tensor as (first, behind the last); None where there are gaps."""
-    count = tensor.numel()
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    if count == 0 or reach != count:
-        return None
+def _spans(tensor: Any) -> Optional[List[Tuple[int, int]]]:
+    """The bytes of a tensor as (first, behind the last) of each piece without gaps; None where
+    these are too many.
+    """
+    if tensor.numel() == 0:
+        return []
+    axes = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride()) if size > 1)
+    length, pieces = 1, [int(tensor.storage_offset())]
+    for step, size in axes:
+        if step <= length:  # no gap; 0 repeats an element
+            length += (size - 1) * step
+            continue
+        if len(pieces) * size > MOST_PIECES:
+            return None
+        pieces = [start + at * step for start in pieces for at in range(size)]
     item = tensor.element_size()
-    first = tensor.storage_offset() * item
-    return first, first + count * item
+    return [(start * item, (start + length) * item) for start in pieces]
 
 
 def _place(tensor: Any) -> Any:
