@@ -17,6 +17,8 @@ from pinner.compare.trace_pair import Mismatch, TensorDiff
 from pinner.inside.evidence.trace.keeping import FOLDER, FULL, file_name
 
 _MOST = 8  # tensors of one call that are looked into
+# Kinds of events whose values the tracer does not hold in its hands.
+_NEVER_KEPT = {"step": "values of streams", "random": "states of random number generators"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ def figures(mismatch: Mismatch, first: Log, second: Log) -> tuple[Figures, ...]:
     folders = _folder(first), _folder(second)
     if not any(folder.is_dir() for folder in folders):
         return ()
+    if mismatch.first.kind in _NEVER_KEPT:
+        kind = _NEVER_KEPT[mismatch.first.kind]
+        return (Figures(mismatch.first.name, missing=f"{kind} are not kept, only their digests"),)
     return tuple(_of(diff, folders) for diff in mismatch.diffs[:_MOST])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import torch
 from pinner.compare.tensor_bytes import read_header
 from pinner.compare.trace_report import Report
 from pinner.compare.traces import compare_traces
-from pinner.inside.evidence.trace.keeping import FULL, file_name
+from pinner.inside.evidence.digest import digest_many
+from pinner.inside.evidence.trace.keeping import FULL, Keeping, file_name
 from tests.command_rig import Pinner, python
 from tests.trace_rig import recording
 
@@ -98,6 +101,30 @@ class TestWhatIsKept:
         assert len(list(tmp_path.glob("rank-none/*.jsonl"))) == 1
         assert list((tmp_path / "elsewhere").iterdir()) == []
 
+    def test_threads_and_forked_processes_keep_whole_files(self, tmp_path: Path) -> None:
+        keeping = Keeping(str(tmp_path), PLENTY)
+        many = [torch.full((1000,), float(number)) for number in range(40)]
+        texts = digest_many(many)
+
+        def work() -> None:
+            keeping.take(many, texts)
+
+        pid = os.fork()
+        if pid == 0:
+            keeping.forget()
+            work()
+            os._exit(0)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
+        kept = tmp_path / "rank-none" / "bytes"
+        assert {path.name for path in kept.iterdir()} == {file_name(text) for text in texts}
+        for path in kept.iterdir():
+            assert read_header(path).tensors["value"].shape == (1000,)
+
     def test_what_another_process_of_the_rank_kept_counts(self, tmp_path: Path) -> None:
         kept = tmp_path / "rank-none" / "bytes"
         kept.mkdir(parents=True)
@@ -143,6 +170,16 @@ class TestFigures:
         assert (
             "not kept in B (the limit of 4096 bytes is reached: narrow the window)"
         ) in report.text()
+
+    def test_streams_have_digests_only_and_that_is_said(self, tmp_path: Path) -> None:
+        sides = [traced(tmp_path / "a"), traced(tmp_path / "b")]
+        for folder, digest in zip(sides, ("nh128:1", "nh128:2"), strict=True):
+            (log,) = folder.glob("rank-none/*.jsonl")
+            head = log.read_text().splitlines()[0]
+            line = {"e": "step", "n": "loss", "s": 0, "out": [["0", digest, "float", []]]}
+            log.write_text(f"{head}\n{json.dumps(line)}\n")
+        text = compared(*sides).text()
+        assert "bytes: loss: values of streams are not kept, only their digests" in text
 
     def test_a_file_that_was_cut_is_said(self, tmp_path: Path) -> None:
         a, b = traced(tmp_path / "a"), traced(tmp_path / "b", (0, 0))

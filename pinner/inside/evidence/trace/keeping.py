@@ -8,6 +8,7 @@ The trace itself goes on.
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from ... import faults, ledger
@@ -36,16 +37,21 @@ class Keeping:
         self._known: Set[str] = set()
         self._used = 0
         self._full = False
+        self._lock = threading.Lock()
 
     def take(self, tensors: Sequence[Any], digests: Sequence[Optional[str]]) -> None:
         """Keep each tensor that has a digest, unless one with its bytes is there. Never raises."""
         for tensor, text in zip(tensors, digests):
-            if text is not None and text not in self._known and not self._full:
-                self._keep(tensor, text)
+            if text is None or text in self._known or self._full:
+                continue
+            with self._lock:  # threads of the program write to one file otherwise
+                if text not in self._known and not self._full:
+                    self._keep(tensor, text)
 
     def forget(self) -> None:
         """In a child that was forked: other processes of its rank keep tensors, too."""
         self._folder = ""
+        self._lock = threading.Lock()  # another thread may have held it
 
     def _keep(self, tensor: Any, text: str) -> None:
         try:
