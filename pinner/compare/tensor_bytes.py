@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 _PIECE = 1 << 18  # bytes of each file that are held at once; a multiple of every element
 _LONGEST_HEADER = 100 << 20
+_ROWS = 8  # differing rows that are named
 
 
 class BytesError(Exception):
@@ -122,6 +123,8 @@ class Difference:
     or the dtype is no float. Zeros of either sign are 0 apart.
     most_ulp: the largest such distance, and most_ulp_at where; None where there is none
     not_numbers: differing elements of which one or both are NaN
+    rows: how many rows (along the first axis) have a differing element, and first_rows which these
+    are, the first few; None and empty where there is but one axis
     """
 
     name: str
@@ -136,6 +139,8 @@ class Difference:
     most_ulp: int | None
     most_ulp_at: int | None
     not_numbers: int
+    rows: int | None = None
+    first_rows: tuple[int, ...] = ()
 
     def line(self) -> str:
         """The difference for people."""
@@ -149,6 +154,10 @@ class Difference:
             text += f"; at most {self.most_ulp} ulp (element {self.most_ulp_at})"
         if self.not_numbers:
             text += f"; {self.not_numbers} with a NaN"
+        if self.rows is not None:
+            shown = ", ".join(map(str, self.first_rows))
+            more = ", …" if self.rows > len(self.first_rows) else ""
+            text += f"; in {self.rows} of {self.shape[0]} rows ({shown}{more})"
         return text
 
 
@@ -270,6 +279,11 @@ class _Tally:
         self.ulp: int | None = None
         self.most: tuple[int, int] | None = None
         self.not_numbers = 0
+        shape = tensor.shape
+        self._row = max(1, _count(shape[1:]) * self.rule.packed) if len(shape) > 1 else 0
+        self._last_row = -1
+        self._rows = 0
+        self._first_rows: list[int] = []
 
     def add(self, element: int, one: tuple[int, ...], other: tuple[int, ...]) -> None:
         """Count one element; its numbers are the parts, or just one."""
@@ -284,6 +298,11 @@ class _Tally:
         if distance is not None and (self.most is None or distance > self.most[0]):
             self.most = (distance, element)
         self.differing += 1
+        if self._row and element // self._row != self._last_row:  # they come in order
+            self._last_row = element // self._row
+            self._rows += 1
+            if len(self._first_rows) < _ROWS:
+                self._first_rows.append(self._last_row)
 
     def _hex(self, numbers: tuple[int, ...]) -> str:
         digits = max(1, self.rule.bits // 4)
@@ -312,6 +331,8 @@ class _Tally:
             most_ulp=None if self.most is None else self.most[0],
             most_ulp_at=None if self.most is None else self.most[1],
             not_numbers=self.not_numbers,
+            rows=self._rows if self._row and tensor.dtype in RULES else None,
+            first_rows=tuple(self._first_rows) if tensor.dtype in RULES else (),
         )
 
 

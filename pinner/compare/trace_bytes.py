@@ -127,6 +127,8 @@ def _json(difference: Difference) -> dict[str, Any]:
         "most_ulp": difference.most_ulp,
         "most_ulp_at": difference.most_ulp_at,
         "not_numbers": difference.not_numbers,
+        "rows": difference.rows,
+        "first_rows": list(difference.first_rows),
     }
 
 

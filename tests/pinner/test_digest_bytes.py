@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import random
 import resource
 import secrets
 from pathlib import Path
@@ -153,6 +154,25 @@ class TestDifferences:
             "value: 4 of 6 float32 elements differ, first at [1]: 0x00000000 and 0x80000000, "
             "0 ulp apart; at most 2 ulp (element 2); 1 with a NaN"
         )
+
+    def test_rows_that_differ_are_named(self, tmp_path: Path) -> None:
+        """Routing maps and permutations are read row by row."""
+        seed = secrets.randbits(32)
+        print("seed", seed)
+        draw = random.Random(seed)
+        rows = sorted(draw.sample(range(40), draw.randint(1, 12)))
+        routing = torch.arange(120).reshape(40, 3)
+        other = routing.clone()
+        for row in rows:
+            other[row, draw.randrange(3) :] += 1
+        (found,) = pair(tmp_path, routing, other).differences
+        assert (found.rows, found.first_rows) == (len(rows), tuple(rows[:8]))
+        shown = ", ".join(map(str, rows[:8])) + (", …" if len(rows) > 8 else "")
+        assert found.line().endswith(f"; in {len(rows)} of 40 rows ({shown})")
+
+    def test_a_single_axis_has_no_rows(self, tmp_path: Path) -> None:
+        (found,) = pair(tmp_path, torch.zeros(3), torch.ones(3)).differences
+        assert (found.rows, found.first_rows) == (None, ())
 
     def test_integers_have_no_ulp(self, tmp_path: Path) -> None:
         [found] = pair(tmp_path, torch.tensor([1, 2]), torch.tensor([1, 3])).differences

@@ -139,6 +139,13 @@ def check(fault: Fault, place: Place, said: Said) -> dict[str, Any]:
     return found
 
 
+def check_rows(figures: dict[str, Any]) -> None:
+    """Two tokens changed places: their rows are named, and no other."""
+    (difference,) = figures["differences"]
+    assert difference["rows"] == len(difference["first_rows"]) == 2
+    assert difference["first_rows"][0] == 0
+
+
 def check_bytes(place: Place, figures: dict[str, Any]) -> None:
     """The kept bytes of a flipped low bit: one element, its index, both values, 1 ulp."""
     (difference,) = figures["differences"]
@@ -164,6 +171,8 @@ def test_eager(eager: Traces, fault: Fault) -> None:
         assert found["event"]["module"] == place.site
     if fault.kind == "bitflip":
         check_bytes(place, said.json["bytes"][0])
+    if fault.kind == "routing":
+        check_rows(said.json["bytes"][0])
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
@@ -177,6 +186,8 @@ def test_compiled(compiled: Traces, fault: Fault) -> None:
     check(fault, place, said)
     if fault.kind == "bitflip":
         check_bytes(place, said.json["bytes"][0])
+    if fault.kind == "routing":
+        check_rows(said.json["bytes"][0])
 
 
 def test_two_ranks_by_torchrun(tmp_path: Path) -> None:
