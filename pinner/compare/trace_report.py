@@ -73,7 +73,10 @@ class Report:
     def uncompared(self) -> tuple[str, ...]:
         """Why equal bits in what both have would not show that the runs are equal."""
         lost = [line for finding in self.ranks for line in finding.lost]
-        alone = sum(sum(finding.walk.only) for finding in self.ranks)
+        alone = sum(
+            sum(finding.walk.only) - (sum(finding.walk.tail) if finding.lost else 0)
+            for finding in self.ranks
+        )
         if alone > self.events:
             lost.append(
                 f"{many(alone, 'event')} have no partner, more than the {self.events} that have: "

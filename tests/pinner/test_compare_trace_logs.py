@@ -159,6 +159,20 @@ class TestRunsThatAreNotWhole:
         assert report.exit == 2
         assert report.uncompared[0] == "rank 0: A ended after step 1, B after step 3"
 
+    def test_a_much_shorter_run_is_no_other_program(self, tmp_path: Path) -> None:
+        a, b = write(tmp_path / "a", run(steps=1)), write(tmp_path / "b", run(steps=9))
+        report = compare_traces(a, b, jobs=1)
+        assert report.exit == 2
+        assert report.uncompared == tuple(
+            f"rank {rank}: A ended after step 0, B after step 8" for rank in (0, 1)
+        )
+
+    def test_one_that_ends_within_its_first_step_is_not_equal(self, tmp_path: Path) -> None:
+        plain = run(steps=1)
+        a = write(tmp_path / "a", [events[:3] for events in plain])
+        report = compare_traces(a, write(tmp_path / "b", plain), jobs=1)
+        assert (report.exit, report.head) == (2, None)
+
     def test_a_missing_rank_is_said_and_the_others_are_compared(self, tmp_path: Path) -> None:
         a = write(tmp_path / "a", run())
         b = write(tmp_path / "b", [run()[0], None])
