@@ -171,12 +171,14 @@ NO_OTHERS = (
 """A torch of a few lines has none of what the other choosers look at."""
 
 TORCH = """
-import json, os, sys, types
+import ctypes, json, sys, types
 from pathlib import Path
 
 __version__ = "2.13.0+test"
 version = types.SimpleNamespace(cuda={cuda!r})
-by_variable = {reads!r} and os.environ.get("TORCH_BLAS_PREFER_CUBLASLT") == "1"
+variable = ctypes.CDLL(None).getenv
+variable.restype = ctypes.c_char_p
+by_variable = {reads!r} and variable(b"TORCH_BLAS_PREFER_CUBLASLT") == b"1"
 chosen = ["_BlasBackend.Cublaslt" if by_variable else "_BlasBackend.Cublas"]
 
 
@@ -223,12 +225,16 @@ class TestWithTorch:
     def test_torch_is_routed_by_its_variable_or_by_a_call(
         self, tmp_path: Path, reads: bool
     ) -> None:
-        """The variable needs no call, which prints a warning; children do not inherit it."""
-        left = "os.environ.get('TORCH_BLAS_PREFER_CUBLASLT')"
-        code = self.torch(tmp_path, reads=reads) + f"import os\nshow(torch.chosen, {left})"
+        """The variable needs no call, which prints a warning; it is no fact of the stack, and
+        children do not inherit it."""
+        left = "torch.variable(b'TORCH_BLAS_PREFER_CUBLASLT')"
+        code = self.torch(tmp_path, reads=reads) + f"show(torch.chosen, {left})"
         rig = Rig(tmp_path / "session", cublaslt="auto")
         done = rig.program(code)
         assert json.loads(done.stdout) == [["_BlasBackend.Cublaslt"], None]
+        facts = [line["facts"] for line in rig.lines("facts")]
+        assert facts
+        assert not any("env:TORCH_BLAS_PREFER_CUBLASLT" in each for each in facts)
         assert ("experimental" in done.stderr) is not reads
 
     def test_an_enforced_run_routes_as_the_recorded_one_did(self, tmp_path: Path) -> None:

@@ -254,10 +254,13 @@ def after_torch(torch: ModuleType) -> None:
 
 
 def _prefer() -> None:
-    """Let torch read its own variable, as it does once, at the first question (2.4 to 2.14)."""
+    """Let torch read its own variable, as it does once, at the first question (2.4 to 2.14).
+
+    It goes past `os.environ`: nobody has set it, and the stack's facts must not say so.
+    """
     global _preferring
     if PREFER not in os.environ:
-        os.environ[PREFER] = "1"
+        os.putenv(PREFER, "1")
         _preferring = True
 
 
@@ -265,7 +268,8 @@ def _forget_preference() -> None:
     """A child that inherited the variable would have another stack than its parent."""
     global _preferring
     _preferring = False
-    os.environ.pop(PREFER, None)
+    if PREFER not in os.environ:
+        os.unsetenv(PREFER)
 
 
 def _is_routed(torch: Any) -> bool:
