@@ -17,6 +17,7 @@ _INDUCTOR = (
     "torch._inductor.fx_passes.pad_mm",
     "torch._inductor.ir",
     "torch._inductor.output_code",
+    "torch._inductor.package.package",
     "torch._inductor.runtime.coordinate_descent_tuner",
     "torch._inductor.runtime.triton_heuristics",
     "torch._inductor.select_algorithm",

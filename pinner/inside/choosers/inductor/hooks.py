@@ -6,7 +6,7 @@ import functools
 from typing import Any, Callable, Dict, Optional
 
 from ... import ledger, pins, session
-from . import pad, switches
+from . import packages, pad, switches
 from .caches import Caches, tag_of
 from .chooser import Chooser, Policy
 from .gemm import Selector
@@ -35,6 +35,7 @@ def hooks_of(chooser: Chooser, tag: str) -> Dict[str, Callable[[Any], None]]:
         "torch._inductor.fx_passes.pad_mm": functools.partial(pad.patch, chooser=chooser),
         "torch._inductor.ir": selector.patch_ir,
         "torch._inductor.output_code": caches.patch_output,
+        "torch._inductor.package.package": functools.partial(packages.patch, lines=lines),
         "torch._inductor.runtime.coordinate_descent_tuner": functools.partial(
             switches.patch_coordinate_descent, lines=lines
         ),
