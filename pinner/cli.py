@@ -295,6 +295,7 @@ def _env(arguments: argparse.Namespace) -> int:
         lock, digest = enforce.load(
             arguments.lock, allow_draft=arguments.allow_draft, allow=arguments.allow
         )
+        enforce.check_watched(lock, arguments.cublaslt)
     except enforce.LockRefused as error:
         return _failed(arguments, 4, "refused", str(error))
     made = environment.elsewhere(

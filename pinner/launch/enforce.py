@@ -104,10 +104,20 @@ def load(path: Path, *, allow_draft: bool = False, allow: Sequence[str] = ()) ->
     return lock, digest
 
 
+def check_watched(lock: Lock, cublaslt: session_dir.CublasLt) -> None:
+    """Raises `LockRefused` where cuBLASLt's locked choices would be let go."""
+    if cublaslt == "off" and lock.cublaslt:
+        raise LockRefused(
+            f"the lock holds {len(lock.cublaslt)} choices of cuBLASLt, and --cublaslt off would "
+            "force none of them: leave it out, or record a lock with --cublaslt off"
+        )
+
+
 def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Runs the command under the lock. Raises `SessionError` and `LedgerError`."""
     try:
         lock, digest = load(options.lock, allow_draft=options.allow_draft, allow=options.allow)
+        check_watched(lock, options.job.cublaslt)
         _check_command(options)
         _check_alone(options)
         _check_report(options)

@@ -248,9 +248,22 @@ def _inductor(top: Table, document: Document) -> tuple[Entry, ...]:
     for index, data in enumerate(top.array("inductor", ())):
         table = Table(data, document, "inductor", index, _label("inductor", index, data))
         source = table.digest("source") if table.has("source") else ""
-        _keep(entries, _entry(table, "inductor", source), table)
+        entry = _entry(table, "inductor", source)
+        _check_inductor(entry, table)
+        _keep(entries, entry, table)
         table.close()
     return tuple(entries.values())
+
+
+def _check_inductor(entry: Entry, table: Table) -> None:
+    """An entry that could never be met, or never be forced, is an edit gone wrong."""
+    kind, _, name = entry.kernel.partition(":")
+    if not (kind and name):
+        raise table.error(
+            "kernel", f"expected KIND:NAME, such as `gemm:addmm`, found {entry.kernel!r}"
+        )
+    if not entry.config:
+        raise table.error("config", "expected what was chosen, found an empty table")
 
 
 def _cublaslt(top: Table, document: Document) -> tuple[Entry, ...]:

@@ -53,14 +53,14 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 def _summary(lock: Lock) -> Iterator[str]:
     run = lock.run
-    timed = sum(entry.alternatives > 1 for entry in lock.triton)
     yield f"command:  {shlex.join(run.command)}"
     yield f"written:  {run.created} by pinner {run.pinner}"
     yield f"state:    {_state(lock)}"
     yield f"ranks:    {run.world_size}, which disagreed on {run.conflicts} keys"
-    yield f"choices:  {_count(lock.triton)}, {timed} decided by timing"
+    if lock.triton or not lock.entries:
+        yield f"choices:  {_count(lock.triton)}, {_timed(lock.triton)} decided by timing"
     if lock.inductor:
-        yield f"inductor: {_count(lock.inductor)}"
+        yield f"inductor: {_count(lock.inductor)}, {_timed(lock.inductor)} with alternatives"
     if lock.cublaslt:
         yield f"cublaslt: {len(lock.cublaslt)} problems"
     if lock.settings:
@@ -83,6 +83,10 @@ _HELD_WORDS: Mapping[Held, str] = {
     "recorded": "recorded only",
     "no": "not enforceable",
 }
+
+
+def _timed(entries: Sequence[Entry]) -> int:
+    return sum(entry.alternatives > 1 for entry in entries)
 
 
 def _state(lock: Lock) -> str:

@@ -226,3 +226,11 @@ def test_the_lock_can_be_changed_by_hand_in_every_section(pinner: Pinner) -> Non
     lock = update_lock(path, lambda read: read)
     write_lock(path, lock)
     assert path.read_text() == before
+
+
+def test_letting_go_of_locked_choices_of_cublaslt_is_refused(pinner: Pinner) -> None:
+    for command, code in (("enforce", 96), ("env", 4)):
+        tail = ("--", *EVERY) if command == "enforce" else ()
+        said = pinner(command, "--cublaslt", "off", *tail, **multiplying())
+        assert said.code == code
+        assert "the lock holds 2 choices of cuBLASLt" in said.err

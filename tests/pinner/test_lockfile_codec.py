@@ -373,6 +373,9 @@ def _with(stream: StreamRecord) -> Lock:
         (locks.lock(locks.operation()), "expected entries of triton .* found one of inductor"),
         (locks.lock(inductor=(locks.entry(),)), "expected entries of inductor"),
         (locks.lock(inductor=(locks.operation(), locks.operation())), "keep one"),
+        (locks.lock(inductor=(locks.operation(""),)), "expected KIND:NAME"),
+        (locks.lock(inductor=(locks.operation("gemm:"),)), "expected KIND:NAME"),
+        (locks.lock(inductor=(locks.operation(config={}),)), "expected what was chosen"),
         (
             locks.lock(cublaslt=(replace(locks.problem(), kernel="mm"),)),
             "expected a problem of kernel 'matmul'",

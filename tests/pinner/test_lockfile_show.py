@@ -58,7 +58,7 @@ def test_every_chooser_and_every_setting_has_its_rows() -> None:
     lines = show(lock).splitlines()
     assert lines[4:8] == [
         "choices:  1 of 1 kernels, 1 decided by timing",
-        "inductor: 2 of 2 kernels",
+        "inductor: 2 of 2 kernels, 2 with alternatives",
         "cublaslt: 1 problems",
         "settings: 3 (1 forced, 1 recorded only, 1 not enforceable)",
     ]
@@ -136,3 +136,10 @@ def test_each_weakness_is_one_finding(lock: Lock, says: str) -> None:
     import re
 
     assert re.match(says, finding)
+
+
+def test_a_lock_without_choices_of_triton_does_not_count_them() -> None:
+    lines = summary(locks.lock(inductor=(locks.operation(),))).splitlines()
+    assert "inductor: 1 of 1 kernels, 1 with alternatives" in lines
+    assert not any(line.startswith("choices:") for line in lines)
+    assert any(line.startswith("choices:") for line in summary(locks.lock()).splitlines())
