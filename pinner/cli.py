@@ -318,8 +318,19 @@ def _show(arguments: argparse.Namespace) -> int:
 
     _no_command(arguments)
     lock = read_lock(arguments.lock)
+    if arguments.tunableop:
+        return _tunableop(lock.cublaslt)
     text = _json(show.as_json(lock)) if arguments.json else show.show(lock)
     return 0 if _print(text) else UNREADABLE
+
+
+def _tunableop(entries: Sequence[Any]) -> int:
+    from pinner.lockfile.tunableop import rows_of
+
+    found = rows_of(entries)
+    for why in found.left_out:
+        say(f"no row for {why}")
+    return 0 if _print("\n".join(found.rows)) else UNREADABLE
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -596,6 +607,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_env(_add(commands, "env", _env, "print the variables for launchers elsewhere", ENV))
     show = _add(commands, "show", _show, "show what is in a lock")
     show.add_argument("lock", metavar="LOCK", nargs="?", type=Path, default=_DEFAULT)
+    show.add_argument(
+        "--tunableop",
+        action="store_true",
+        help="cuBLASLt's choices as rows of PyTorch's TunableOp file (torch 2.14; format only)",
+    )
     _add_check(_add(commands, "check", _check, "check a lock, and whether it fits a stack"))
     diff = _add(commands, "diff", _diff, "say how two locks differ")
     diff.add_argument("a", metavar="A", type=Path)
