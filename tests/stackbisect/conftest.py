@@ -92,7 +92,10 @@ def _remove_images(repositories: list[str]) -> None:
     import docker
     import docker.errors
 
-    api = docker.from_env().api
+    try:
+        api = docker.from_env().api
+    except docker.errors.DockerException:  # gone, and its images with it: another session's daemon
+        return
     for image in api.images():
         for reference in [*(image["RepoDigests"] or ()), *(image["RepoTags"] or ())]:
             if any(f"/{name}" in reference for name in repositories):
