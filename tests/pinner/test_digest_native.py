@@ -57,6 +57,14 @@ def test_without_a_compiler_the_digest_is_the_same(
     assert digest(VALUE.numpy(), NH128)[0] == DIGEST
 
 
+def test_a_cc_that_cannot_be_split_is_as_good_as_none(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "gcc '")
+    assert nh128_native.load() is not None
+    assert digest(VALUE, NH128)[0] == DIGEST
+
+
 @pytest.mark.parametrize(
     "script",
     ["exit 1\n", "exit 0\n", 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"\n'],

@@ -14,6 +14,7 @@ import threading
 from array import array
 from typing import TYPE_CHECKING
 
+from .. import c_compiler
 from . import nh128
 
 if TYPE_CHECKING:
@@ -188,14 +189,14 @@ def _load() -> Optional[Native]:
 
 
 def _compiler() -> Optional[List[str]]:
-    import shlex
-    import shutil
-
-    for given in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        words = shlex.split(given)
-        program = shutil.which(words[0]) if words else None
-        if program is not None:
-            return [program, *words[1:]]
+    try:
+        words = c_compiler.wanted(os.environ)
+    except ValueError:  # as if CC named nothing: a digest needs no compiler
+        words = []
+    for each in (words, *([name] for name in c_compiler.NAMES)):
+        found = c_compiler.program(each, os.environ)
+        if found is not None:
+            return found
     return None
 
 
@@ -203,10 +204,7 @@ def _key(source: bytes, compiler: List[str]) -> str:
     """Name the source, the compiler as a file, the flags and the processor's instructions."""
     import hashlib
 
-    program = os.path.realpath(compiler[0])
-    state = os.stat(program)
-    parts = [program, str(state.st_size), str(state.st_mtime_ns), *compiler[1:], *_FLAGS]
-    parts += [os.uname().machine, _instructions()]
+    parts = [c_compiler.identity(compiler), *_FLAGS, os.uname().machine, _instructions()]
     return hashlib.sha256(source + "\n".join(parts).encode("utf-8")).hexdigest()[:24]
 
 
@@ -227,10 +225,9 @@ def _folders() -> Iterator[str]:
     """
     import tempfile
 
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    named = os.environ.get("PINNER_CACHE_DIR")
+    named = os.environ.get(c_compiler.CACHE)
     own = os.path.join(tempfile.gettempdir(), "pinner-%d" % os.getuid())
-    for folder in [named] if named else [os.path.join(home, "pinner"), own]:
+    for folder in [named] if named else [c_compiler.user_cache(os.environ), own]:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             state = os.stat(folder)
@@ -247,14 +244,8 @@ def _build(compiler: List[str], folder: str, path: str) -> bool:
     own = os.path.join(folder, ".nh128-%d-%s.so" % (os.getpid(), os.urandom(4).hex()))
     try:
         for flags in (_FLAGS, tuple(flag for flag in _FLAGS if flag != "-march=native")):
-            done = subprocess.run(
-                [*compiler, *flags, "-o", own, _SOURCE],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=_plain_environment(),
-                timeout=_COMPILE_SECONDS,
-            )
+            command = [*compiler, *flags, "-o", own, _SOURCE]
+            done = c_compiler.run(command, timeout=_COMPILE_SECONDS)
             if done.returncode == 0:
                 os.rename(own, path)
                 return True
@@ -265,11 +256,6 @@ def _build(compiler: List[str], folder: str, path: str) -> bool:
     except OSError:
         pass
     return False
-
-
-def _plain_environment() -> Any:
-    """The compiler gets no preloaded library of ours or the user's."""
-    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
 # A and B of `check_bytes()`, which has whole blocks, a whole row and a part of a word.

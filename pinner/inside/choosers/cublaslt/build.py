@@ -10,16 +10,16 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from ... import c_compiler
 from ...faults import PinnerError
 
 if TYPE_CHECKING:
-    from typing import Any, List, Mapping, Optional, Sequence
+    from typing import List, Mapping, Optional, Sequence
 
 PREBUILT = "PINNER_CUBLASLT_LIBRARY"
-CACHE = "PINNER_CACHE_DIR"
+CACHE = c_compiler.CACHE
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-ldl", "-lpthread")
-_COMPILERS = ("cc", "gcc", "clang")
 _OURS = {"pinner_cublaslt_source", "pinner_cublaslt_layout"}
 
 
@@ -69,35 +69,27 @@ def library(environ: Mapping[str, str]) -> str:
 
 def find_compiler(environ: Mapping[str, str]) -> List[str]:
     """Return the compiler's command: $CC, or the first of cc, gcc, clang. Raises BuildFault."""
-    import shlex
-    import shutil
-
-    search = environ.get("PATH")
     try:
-        wanted = shlex.split(environ.get("CC", ""))
+        wanted = c_compiler.wanted(environ)
     except ValueError as error:
         raise BuildFault(
             "expected the command of a C compiler in CC, found %r: %s" % (environ["CC"], error)
         ) from None
-    for words in [wanted] if wanted else [[name] for name in _COMPILERS]:
-        found = shutil.which(words[0], path=search)
-        if found:
-            return [found] + words[1:]
+    for words in [wanted] if wanted else [[name] for name in c_compiler.NAMES]:
+        found = c_compiler.program(words, environ)
+        if found is not None:
+            return found
     raise BuildFault(
         "expected a C compiler to build the library that watches cuBLASLt, found none (looked for "
         "%s): install gcc or clang, set CC, build it on another machine with `python -m "
         "pinner.inside.choosers.cublaslt.build OUT.so` and name it in %s, or say --cublaslt off"
-        % (" ".join(wanted) or ", ".join(_COMPILERS), PREBUILT)
+        % (" ".join(wanted) or ", ".join(c_compiler.NAMES), PREBUILT)
     )
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
     """Return the folder of built libraries; it is made by `compile_to`."""
-    chosen = environ.get(CACHE)
-    if chosen:
-        return os.path.join(chosen, "cublaslt")
-    home = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "pinner", "cublaslt")
+    return os.path.join(environ.get(CACHE) or c_compiler.user_cache(environ), "cublaslt")
 
 
 def compile_to(path: str, compiler: Sequence[str], extra: Sequence[str] = ()) -> None:
@@ -105,7 +97,6 @@ def compile_to(path: str, compiler: Sequence[str], extra: Sequence[str] = ()) ->
 
     Any number of processes may do this at once: each renames a file of its own.
     """
-    import subprocess
     import tempfile
 
     folder = os.path.dirname(os.path.abspath(path))
@@ -119,14 +110,7 @@ def compile_to(path: str, compiler: Sequence[str], extra: Sequence[str] = ()) ->
         ) from None
     os.close(handle)
     try:
-        done = subprocess.run(
-            command(compiler, hidden, extra),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-            env=_environment_of_the_compiler(),
-        )
+        done = c_compiler.run(command(compiler, hidden, extra))
         if done.returncode != 0:
             raise BuildFault(_why(compiler, done.stdout))
         os.chmod(hidden, 0o755)
@@ -192,30 +176,16 @@ def _name(compiler: Sequence[str]) -> str:
     """Return the file name under which this source, built by this compiler here, is kept."""
     import hashlib
 
-    made_by = "\n".join([*compiler, _identity(compiler[0]), *FLAGS, os.uname().machine, _libc()])
+    machine = (os.uname().machine, _libc())
+    made_by = "\n".join([c_compiler.identity(compiler), *FLAGS, *machine])
     short = hashlib.sha256(made_by.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return "interpose-%s-%s.so" % (source_digest(), short)
-
-
-def _identity(compiler: str) -> str:
-    """Return what tells one compiler from its next version, without starting it."""
-    path = os.path.realpath(compiler)
-    status = os.stat(path)
-    return "%s %d %d" % (path, status.st_size, status.st_mtime_ns)
 
 
 def _libc() -> str:
     if "CS_GNU_LIBC_VERSION" in os.confstr_names:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     return ""
-
-
-def _environment_of_the_compiler() -> Mapping[str, str]:
-    """The compiler may be a script of Python's: it is no process of the session."""
-    env: Any = dict(os.environ)
-    for name in ("PINNER_SESSION", "PINNER_MODE", "LD_PRELOAD"):
-        env.pop(name, None)
-    return env  # type: ignore[no-any-return]
 
 
 def _why(compiler: Sequence[str], output: bytes) -> str:
