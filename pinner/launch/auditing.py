@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pinner.launch import judge, one_run, session_dir
 from pinner.launch.collect import collect
 from pinner.launch.command_line import needs_shared_folder
-from pinner.launch.session_dir import Settings
 from pinner.lockfile.merge import merge_ledgers
 from pinner.policy.audit import Audit, audit
 
@@ -55,14 +54,7 @@ def run_audit(options: Options, environ: Mapping[str, str], say: Say) -> Outcome
     if temporary and (hint := needs_shared_folder(options.job.argv, environ)):
         say(f"note: {hint}")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-audit-"))
-    settings = Settings(
-        mode="observe",
-        run="audit",
-        created=session_dir.now(),
-        evidence=False,
-        cublaslt=options.job.cublaslt,
-        hidden_pythonpath=session_dir.hidden_pythonpath(environ),
-    )
+    settings = replace(options.job.settings("observe", "audit", environ), evidence=False)
     session = session_dir.create(folder / "audit", settings)
     seen = one_run.run(session, options.job, environ, say)
     run = collect(session)

@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,11 @@ class Run:
                     yield ledger, record.facts
 
     def evidence(self) -> RunEvidence:
-        """The fingerprints of the processes, and the evidence only launchers saw."""
+        """The fingerprints of the processes, and the evidence only launchers saw; read once."""
+        return self._evidence
+
+    @cached_property
+    def _evidence(self) -> RunEvidence:
         return gather(
             [*(_emitter(ledger) for ledger in self.ledgers), *_seen_from_outside(self.launchers)]
         )
@@ -111,7 +116,7 @@ def collect(session: SessionDir) -> Run:
     return Run(
         session=session,
         ledgers=tuple(ledgers),
-        launchers=tuple(_launchers(session)),
+        launchers=tuple(launchers(session)),
         faults=tuple(_json(path) for path in _files(session.faults)),
     )
 
@@ -168,7 +173,8 @@ def _seen_from_outside(launchers: Sequence[Launcher]) -> list[Emitter]:
     return [*emitters, Emitter(None, found)]
 
 
-def _launchers(session: SessionDir) -> list[Launcher]:
+def launchers(session: SessionDir) -> list[Launcher]:
+    """What each launcher of a run wrote, by task; no ledger is read for it."""
     found = [Launcher(path, _json(path)) for path in _files(session.launchers)]
     return sorted(found, key=lambda launcher: (launcher.task, launcher.file.name))
 

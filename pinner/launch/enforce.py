@@ -19,7 +19,7 @@ from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.coverage import Coverage, cover
 from pinner.launch.outside import OutsideEvidence
 from pinner.launch.session_dir import OnMiss, Settings
-from pinner.launch.taps import TapError, read_taps
+from pinner.launch.taps import TapError
 from pinner.launch.watch import Unpinned
 from pinner.lockfile.codec import read_lock_with_digest
 from pinner.lockfile.compiled import pins_text
@@ -121,7 +121,7 @@ def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
         _check_command(options)
         _check_alone(options)
         _check_report(options)
-        job = _job(options, lock)
+        job = with_recorded(options.job, lock) if options.verify else options.job
         settings = _settings(options, job, environ)
     except (LockRefused, TapError) as error:
         return Outcome(REFUSED, (str(error),))
@@ -225,24 +225,16 @@ def _check_report(options: Options) -> None:
 
 
 def _settings(options: Options, job: one_run.Job, environ: Mapping[str, str]) -> Settings:
-    return Settings(
-        mode="enforce",
-        run="enforce",
-        created=session_dir.now(),
+    return replace(
+        job.settings("enforce", "enforce", environ),
         on_miss=options.on_miss,
-        taps=read_taps(job.taps),
-        cublaslt=job.cublaslt,
         evidence=options.verify,
         allow=options.allow,
-        hidden_pythonpath=session_dir.hidden_pythonpath(environ),
     )
 
 
-def _job(options: Options, lock: Lock) -> one_run.Job:
-    """The job; to verify, it looks at the evidence the lock was recorded with."""
-    job = options.job
-    if not options.verify:
-        return job
+def with_recorded(job: one_run.Job, lock: Lock) -> one_run.Job:
+    """The job; it looks at the evidence the lock was recorded with, where none is named."""
     recorded = OutsideEvidence(
         files=recorded_with(lock, "evidence_files"), stdout=recorded_with(lock, "evidence_stdout")
     )

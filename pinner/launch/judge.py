@@ -13,7 +13,7 @@ from pinner.compare.evidence import Difference, RunEvidence
 from pinner.inside.values import readable_named
 from pinner.launch.collect import Run
 from pinner.launch.command_line import is_python
-from pinner.launch.coverage import cover, described
+from pinner.launch.coverage import Coverage, cover, described
 from pinner.launch.one_run import nobody_because
 from pinner.launch.participation import Participation, Place
 from pinner.launch.participation import judge as who_took_part
@@ -65,8 +65,12 @@ def held_refusal(lock: Lock, run: Run) -> Refusal | None:
 
     A library's heuristic or a compile cache that decided otherwise, a setting with another value.
     """
-    coverage = cover(lock, run.ledgers)
-    broken = [coverage.broken_text(name) for name in coverage.broken("error")]
+    return broken_refusal(cover(lock, run.ledgers), "error")
+
+
+def broken_refusal(coverage: Coverage, on_miss: str) -> Refusal | None:
+    """Why the pins of a run did not hold; None where they did."""
+    broken = [coverage.broken_text(name) for name in coverage.broken(on_miss)]
     if not broken:
         return None
     return Refusal(BROKEN, "broken-pins", "pins were broken: " + "; ".join(broken))

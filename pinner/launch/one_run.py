@@ -14,10 +14,11 @@ from typing import Any
 from pinner import shipped
 from pinner.durable import replace_text
 from pinner.inside import ledger
-from pinner.launch import command, command_line
+from pinner.launch import command, command_line, session_dir
 from pinner.launch.outside import Files, Lines, OutsideEvidence
 from pinner.launch.participation import Place
-from pinner.launch.session_dir import CublasLt, SessionDir, now
+from pinner.launch.session_dir import CublasLt, SessionDir, Settings, now
+from pinner.launch.taps import read_taps
 from pinner.launch.watch import Unpinned, Watch
 
 # When to say that no process has reported yet.
@@ -44,6 +45,17 @@ class Job:
     cublaslt: CublasLt = "auto"
     output: int | None = None
     silence_s: float = SILENCE_S
+
+    def settings(self, mode: session_dir.Mode, run: str, environ: Mapping[str, str]) -> Settings:
+        """What a session of this job asks of its processes. Raises `TapError`."""
+        return Settings(
+            mode=mode,
+            run=run,
+            created=now(),
+            taps=read_taps(self.taps),
+            cublaslt=self.cublaslt,
+            hidden_pythonpath=session_dir.hidden_pythonpath(environ),
+        )
 
 
 @dataclass(frozen=True)

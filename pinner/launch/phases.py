@@ -22,11 +22,10 @@ from typing import Any, Literal
 
 from pinner.durable import replace_text
 from pinner.launch import judge, one_run, record, session_dir
-from pinner.launch.collect import Run, collect
+from pinner.launch.collect import Run, collect, launchers
 from pinner.launch.judge import Disagreement, Refusal
 from pinner.launch.record import Options, Outcome, Say
 from pinner.launch.session_dir import SessionDir, SessionTaken, Settings
-from pinner.launch.taps import read_taps
 from pinner.lockfile.codec import dumps, read_lock_with_digest
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.conflicts import ConflictError
@@ -174,7 +173,7 @@ def _refuse_twice(session: SessionDir) -> None:
     """A launcher whose part of this run was started already would mix two runs in one folder."""
     place, host = one_run.own_place(), os.uname().nodename
     task = place.rank if place else 0
-    for launcher in collect(session).launchers:
+    for launcher in launchers(session):
         if launcher.task == task and (launcher.rank is not None or launcher.fields["host"] == host):
             raise SessionTaken(
                 f"{launcher.name} has taken part in run {session.settings.run!r} in {session.path} "
@@ -259,15 +258,8 @@ def _first_refusal(runs: list[Run], shared: Shared, lock: Lock) -> Refusal | Non
 def _settings(
     shared: Shared, mode: session_dir.Mode, name: str, environ: Mapping[str, str]
 ) -> Settings:
-    return Settings(
-        cublaslt=shared.options.job.cublaslt,
-        mode=mode,
-        run=name,
-        created=session_dir.now(),
-        on_miss="error" if mode == "enforce" else "fallback",
-        taps=read_taps(shared.options.job.taps),
-        hidden_pythonpath=session_dir.hidden_pythonpath(environ),
-    )
+    settings = shared.options.job.settings(mode, name, environ)
+    return replace(settings, on_miss="error") if mode == "enforce" else settings
 
 
 def _put_aside(folder: Path, name: str) -> None:

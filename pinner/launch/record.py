@@ -18,7 +18,6 @@ from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.judge import Agreement, Disagreement, Refusal
 from pinner.launch.session_dir import SessionDir, Settings
-from pinner.launch.taps import read_taps
 from pinner.lockfile import schema
 from pinner.lockfile.codec import dumps, read_lock, write_lock
 from pinner.lockfile.compiled import pins_text
@@ -190,14 +189,7 @@ class _Recording:
         return self._ended(replace(found.refusal, text=text), lock)
 
     def _settings(self, mode: session_dir.Mode, name: str) -> Settings:
-        return Settings(
-            mode=mode,
-            run=name,
-            created=session_dir.now(),
-            taps=read_taps(self._options.job.taps),
-            cublaslt=self._options.job.cublaslt,
-            hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
-        )
+        return self._options.job.settings(mode, name, self._environ)
 
     def _tell_draft(self, draft: Draft, observed: Run) -> None:
         self._details.update(draft_details(draft))

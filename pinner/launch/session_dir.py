@@ -61,6 +61,7 @@ class Settings:
     replay: bool = False
     cublaslt: CublasLt = "auto"
     hidden_pythonpath: str | None = None
+    trace: Mapping[str, Any] | None = None  # see `pinner/inside/evidence/trace/settings.py`
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,7 @@ def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
         "run": settings.run,
         "hidden_pythonpath": settings.hidden_pythonpath,
         "created": settings.created,
+        **({} if settings.trace is None else {"trace": dict(settings.trace)}),
     }
 
 
@@ -262,6 +264,7 @@ def _from_json(fields: Mapping[str, Any]) -> Settings:
         replay=fields["replay"],
         cublaslt=fields.get("cublaslt", "auto"),
         hidden_pythonpath=fields["hidden_pythonpath"],
+        trace=fields.get("trace"),
     )
 
 

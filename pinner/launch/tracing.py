@@ -22,8 +22,7 @@ from pinner.durable import replace_text
 from pinner.inside import VERSION
 from pinner.launch import enforce, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
-from pinner.launch.session_dir import SessionDir, SessionTaken, Settings
-from pinner.launch.taps import read_taps
+from pinner.launch.session_dir import SessionTaken
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.schema import Lock
 
@@ -31,7 +30,6 @@ Level = Literal["steps", "modules", "ops", "kernels"]
 Say = Callable[[str], None]
 
 FORMAT = 1
-LEVELS: tuple[Level, ...] = ("steps", "modules", "ops", "kernels")
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,8 @@ class Outcome:
 def trace(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Traces the command. Raises `LockRefused`, `SessionError`, `LedgerError` and `OSError`."""
     loaded = None if options.lock is None else enforce.load(options.lock)
+    if loaded is not None:
+        enforce.check_watched(loaded[0], options.job.cublaslt)
     _claim(options.out)
     tracing = _Tracing(options, loaded, environ, say)
     outcome = tracing.outcome()
@@ -161,34 +161,15 @@ class _Tracing:
         }
 
     def _run(self, name: str, fields: Mapping[str, Any] | None) -> Run:
-        job = self._job()
-        settings = Settings(
-            mode="observe" if self._lock is None else "enforce",
-            run=name,
-            created=session_dir.now(),
-            taps=read_taps(job.taps),
-            cublaslt=job.cublaslt,
-            hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
-        )
+        job = self._options.job
+        if self._lock is not None:
+            job = enforce.with_recorded(job, self._lock)
+        mode: session_dir.Mode = "observe" if self._lock is None else "enforce"
+        settings = replace(job.settings(mode, name, self._environ), trace=fields)
         session = session_dir.create(self._options.out / "runs" / name, settings, self._pins)
-        if fields is not None:
-            _ask(session, fields)
         seen = one_run.run(session, job, self._environ, self._say)
         self._code = seen.ended.code
         return collect(session)
-
-    def _job(self) -> one_run.Job:
-        """The job; under a lock it looks at the evidence the lock was recorded with."""
-        job, lock = self._options.job, self._lock
-        if lock is None:
-            return job
-        recorded = replace(
-            job.outside,
-            files=enforce.recorded_with(lock, "evidence_files"),
-            stdout=enforce.recorded_with(lock, "evidence_stdout"),
-        )
-        taps = job.taps or enforce.recorded_with(lock, "taps")
-        return replace(job, outside=job.outside or recorded, taps=taps)
 
     def _refusal(self, run: Run) -> judge.Refusal | None:
         return judge.refusal(run, expect=self._options.expect, own=one_run.own_place())
@@ -274,14 +255,6 @@ def _claim(out: Path) -> None:
         raise SessionTaken(
             f"expected an empty folder for the trace, found files in {out}: give another with -o"
         )
-
-
-def _ask(session: SessionDir, fields: Mapping[str, Any]) -> None:
-    """Adds what is to be traced to a session that nothing has started in."""
-    path = session.path / "session.json"
-    asked = json.loads(path.read_text(encoding="utf-8"))
-    asked["trace"] = dict(fields)
-    replace_text(path, json.dumps(asked, indent=1) + "\n")
 
 
 def _write(options: Options, outcome: Outcome, world: int | None) -> None:

@@ -56,9 +56,8 @@ def verify(
     compare: how two traces are compared, where not by `pinner.compare.traces`.
     """
     try:
-        asked = verify_run.with_recorded(options.asked)
-        with verify_run.runs(asked, environ, say) as runs:
-            return _verified(options, asked, runs, say, compare)
+        with verify_run.runs(options.asked, environ, say) as runs:
+            return _verified(options, options.asked, runs, say, compare)
     except enforce.LockRefused as error:
         return verify_run.refused(Refusal(judge.REFUSED, "refused", str(error)))
 
@@ -66,7 +65,6 @@ def verify(
 def scale(asked: Asked, sizes: Sequence[int], environ: Mapping[str, str], say: Say) -> Outcome:
     """Runs the command at each world size and compares the streams. Raises as `verify` does."""
     try:
-        asked = verify_run.with_recorded(asked)
         with verify_run.runs(asked, environ, say) as runs:
             return _scaled(asked, sizes, runs, say)
     except enforce.LockRefused as error:

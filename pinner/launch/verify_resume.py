@@ -60,9 +60,8 @@ class Options:
 def verify(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Makes the three runs and compares them. Raises `SessionError`, `LedgerError`, `TapError`."""
     try:
-        asked = verify_run.with_recorded(options.asked)
-        with verify_run.runs(asked, environ, say) as runs:
-            return _Verification(options, asked, runs, say).outcome()
+        with verify_run.runs(options.asked, environ, say) as runs:
+            return _Verification(options, options.asked, runs, say).outcome()
     except enforce.LockRefused as error:
         return verify_run.refused(Refusal(judge.REFUSED, "refused", str(error)))
 

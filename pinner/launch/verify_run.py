@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,19 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pinner.durable import replace_text
 from pinner.launch import enforce, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.coverage import cover
 from pinner.launch.judge import Refusal
 from pinner.launch.session_dir import SessionDir, Settings
-from pinner.launch.taps import read_taps
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.schema import Lock
 
 Say = Callable[[str], None]
-OPTIONS = ("evidence_files", "evidence_stdout", "taps")
 
 
 @dataclass(frozen=True)
@@ -64,11 +60,19 @@ class Outcome:
 class Runs:
     """Makes the runs of one verification, in one folder. keep: the folder stays in any case."""
 
-    def __init__(self, asked: Asked, folder: Path, environ: Mapping[str, str], say: Say) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        locked: tuple[Lock, str] | None,
+        folder: Path,
+        environ: Mapping[str, str],
+        say: Say,
+    ) -> None:
         self._asked = asked
         self._environ = environ
         self._say = say
-        self._lock, self._pins = _lock(asked)
+        self._lock = None if locked is None else locked[0]
+        self._pins = None if locked is None else locked[1]
         self.folder = folder
         self.made: list[dict[str, Any]] = []
         self.survivors = False
@@ -88,9 +92,8 @@ class Runs:
         `SessionError`, `LedgerError` and `TapError`.
         """
         job = self._asked.job if argv is None else replace(self._asked.job, argv=tuple(argv))
-        session = session_dir.create(self.folder / name, self._settings(name), self._pins)
-        if trace is not None:
-            _ask_for_trace(session, trace)
+        settings = replace(self._settings(name), trace=trace)
+        session = session_dir.create(self.folder / name, settings, self._pins)
         with session_dir.fresh_caches({**self._environ, **(more or {})}) as environ:
             if around is None:
                 seen = one_run.run(session, job, environ, self._say)
@@ -121,21 +124,12 @@ class Runs:
             return None
         coverage = cover(self._lock, run.ledgers)
         self._say(f"{run.name}: {coverage.line()}")
-        broken = [coverage.broken_text(name) for name in coverage.broken("fallback")]
-        if not broken:
-            return None
-        return Refusal(judge.BROKEN, "broken-pins", "pins were broken: " + "; ".join(broken))
+        return judge.broken_refusal(coverage, "fallback")
 
     def _settings(self, name: str) -> Settings:
-        return Settings(
-            mode="observe" if self._asked.lock is None else "enforce",
-            run=name,
-            created=session_dir.now(),
-            taps=read_taps(self._asked.job.taps),
-            allow=self._asked.allow,
-            cublaslt=self._asked.job.cublaslt,
-            hidden_pythonpath=session_dir.hidden_pythonpath(self._environ),
-        )
+        mode: session_dir.Mode = "observe" if self._asked.lock is None else "enforce"
+        settings = self._asked.job.settings(mode, name, self._environ)
+        return replace(settings, allow=self._asked.allow)
 
 
 @contextmanager
@@ -144,32 +138,21 @@ def runs(asked: Asked, environ: Mapping[str, str], say: Say) -> Iterator[Runs]:
 
     Raises `LockRefused` where the lock may not be enforced.
     """
+    locked = _locked(asked)
+    if locked is not None:
+        asked = replace(asked, job=enforce.with_recorded(asked.job, locked[0]))
     if asked.folder is None and (hint := needs_shared_folder(asked.job.argv, environ)):
         say(f"note: {hint}")
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="pinner-verify-"))
     made: Runs | None = None
     try:
-        made = Runs(asked, folder, environ, say)
+        made = Runs(asked, locked, folder, environ, say)
         yield made
     finally:
         if asked.folder is None and made is not None and made.survivors:
             say(f"note: processes outlive the command; the runs' folders stay for them: {folder}")
         elif asked.folder is None and (made is None or not made.keep):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def with_recorded(asked: Asked) -> Asked:
-    """The same; under a lock, with the evidence it was recorded with where none is named.
-
-    Raises `LockRefused`.
-    """
-    if asked.lock is None:
-        return asked
-    lock, _ = enforce.load(asked.lock, allow_draft=asked.allow_draft, allow=asked.allow)
-    job = asked.job
-    files, stdout, taps = (enforce.recorded_with(lock, option) for option in OPTIONS)
-    outside = job.outside or replace(job.outside, files=files, stdout=stdout)
-    return replace(asked, job=replace(job, outside=outside, taps=job.taps or taps))
 
 
 def refused(found: Refusal, runs: Runs | None = None) -> Outcome:
@@ -179,15 +162,10 @@ def refused(found: Refusal, runs: Runs | None = None) -> Outcome:
     return Outcome(found.exit, found.status, (text,), details)
 
 
-def _ask_for_trace(session: SessionDir, trace: Mapping[str, Any]) -> None:
-    file = session.path / "session.json"
-    fields = json.loads(file.read_text(encoding="utf-8"))
-    replace_text(file, json.dumps({**fields, "trace": dict(trace)}, indent=1) + "\n")
-
-
-def _lock(asked: Asked) -> tuple[Lock | None, str | None]:
+def _locked(asked: Asked) -> tuple[Lock, str] | None:
     """The lock to enforce, and the text of its pins. Raises `LockRefused`."""
     if asked.lock is None:
-        return None, None
+        return None
     lock, digest = enforce.load(asked.lock, allow_draft=asked.allow_draft, allow=asked.allow)
+    enforce.check_watched(lock, asked.job.cublaslt)
     return lock, pins_text(lock, digest)

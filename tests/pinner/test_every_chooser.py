@@ -229,8 +229,13 @@ def test_the_lock_can_be_changed_by_hand_in_every_section(pinner: Pinner) -> Non
 
 
 def test_letting_go_of_locked_choices_of_cublaslt_is_refused(pinner: Pinner) -> None:
-    for command, code in (("enforce", 96), ("env", 4)):
-        tail = ("--", *EVERY) if command == "enforce" else ()
-        said = pinner(command, "--cublaslt", "off", *tail, **multiplying())
+    under = ("-l", "pinner.lock.toml", "--cublaslt", "off")
+    for words, code in (
+        (("enforce", *under, "--", *EVERY), 96),
+        (("env", *under), 4),
+        (("verify", *under, "--", *EVERY), 4),
+        (("trace", "-o", "traced", *under, "--", *EVERY), 4),
+    ):
+        said = pinner(*words, **multiplying())
         assert said.code == code
         assert "the lock holds 2 choices of cuBLASLt" in said.err
