@@ -189,6 +189,22 @@ def pair(left: Mapping[int, Steps], right: Mapping[int, Steps]) -> dict[int, int
     return found
 
 
+def made_by(digest: str) -> str:
+    """The algorithm of a digest, which stands before its colon; "" where none does."""
+    algorithm, colon, _ = digest.partition(":")
+    return algorithm if colon else ""
+
+
+def algorithms(run: RunEvidence) -> set[str]:
+    """What digested the values of a run."""
+    return {
+        made_by(digest)
+        for ranks in run.streams.values()
+        for steps in ranks.values()
+        for _, digest in steps
+    }
+
+
 def _renumbered(left: Mapping[int, Steps], right: Mapping[int, Steps]) -> Mapping[int, Steps]:
     """`right` under the numbers of `left`; what is left over follows."""
     numbers = pair(left, right)

@@ -6,7 +6,15 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pinner.compare.evidence import Difference, RunEvidence, Steps, chain, pair
+from pinner.compare.evidence import (
+    Difference,
+    RunEvidence,
+    Steps,
+    algorithms,
+    chain,
+    made_by,
+    pair,
+)
 from pinner.lockfile.occurrences import by_occurrence
 from pinner.lockfile.schema import HEAD, Evidence, StreamRecord
 
@@ -54,13 +62,7 @@ def keep(run: RunEvidence) -> Evidence:
 
 def _algorithm(run: RunEvidence) -> str:
     """What digested the values of this run. Files and output have SHA-256 beside any other."""
-    found = {
-        _made_by(digest)
-        for ranks in run.streams.values()
-        for steps in ranks.values()
-        for _, digest in steps
-    }
-    return NEWEST if NEWEST in found else "sha256"
+    return NEWEST if NEWEST in algorithms(run) else "sha256"
 
 
 def verify(locked: Evidence, run: RunEvidence) -> Verification:
@@ -152,18 +154,12 @@ def _against(record: StreamRecord, steps: Steps) -> tuple[int, Difference | None
 
 def _other_algorithm(record: StreamRecord, steps: Steps) -> str | None:
     """Why digests cannot be compared that were not made alike; None where they were."""
-    locked = {_made_by(digest) for digest in record.head}
-    here = {_made_by(digest) for _, digest in steps}
+    locked = {made_by(digest) for digest in record.head}
+    here = {made_by(digest) for _, digest in steps}
     if locked & here or "" in locked | here:
         return None
     names = ", ".join(sorted(locked)), ", ".join(sorted(here))
     return "the lock has digests by {}, this run by {}: they cannot be compared".format(*names)
-
-
-def _made_by(digest: str) -> str:
-    """The algorithm of a digest, which stands before its colon."""
-    algorithm, colon, _ = digest.partition(":")
-    return algorithm if colon else ""
 
 
 def _extent(record: StreamRecord) -> str:

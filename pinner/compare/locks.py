@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pinner.compare.evidence import PRESENT, Difference
+from pinner.compare.evidence import PRESENT, Difference, made_by
 from pinner.lockfile.occurrences import by_occurrence
 from pinner.lockfile.schema import Evidence, StreamRecord
 
@@ -43,12 +43,6 @@ def compare_locked(first: Evidence, second: Evidence) -> LockComparison:
             partly.append(f"stream {place[0]!r}, rank {place[1]}: {why}")
     differences.sort(key=lambda d: -1 if d.step is None else d.step)
     return LockComparison(tuple(differences), steps, tuple(partly))
-
-
-def made_by(digest: str) -> str:
-    """The algorithm of a digest, which stands before its colon; "" where none does."""
-    algorithm, colon, _ = digest.partition(":")
-    return algorithm if colon else ""
 
 
 def _records(a: StreamRecord, b: StreamRecord) -> tuple[int, Difference | None, str]:

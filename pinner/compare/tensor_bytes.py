@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from pinner.inside.evidence.kept_bytes import NAMES
+
 _PIECE = 1 << 18  # bytes of each file that are held at once; a multiple of every element
 _LONGEST_HEADER = 100 << 20
 _ROWS = 8  # differing rows that are named
@@ -70,26 +72,9 @@ RULES: Mapping[str, Rule] = {
 }
 
 # The names of the file format.
-_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "U16": "uint16",
-    "I32": "int32",
-    "U32": "uint32",
-    "I64": "int64",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
+_NAMES = {short: name for name, short in NAMES.items()} | {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "C64": "complex64",
 }
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pinner.compare import evidence
-from pinner.compare.evidence import Difference, RunEvidence
-from pinner.compare.locks import compare_locked, made_by
+from pinner.compare.evidence import Difference
+from pinner.compare.locks import compare_locked
 from pinner.compare.trace import TraceError, is_trace
 from pinner.compare.traces import compare_traces
 from pinner.launch import judge, session_dir
@@ -121,7 +121,7 @@ def _runs(a: Path, b: Path) -> Outcome:
     for name, one in zip(_NAMES, found, strict=True):
         if one.empty:
             return _not("no-evidence", f"{name} left no evidence: {judge.WAYS}", a, b)
-    algorithms = [_algorithms(one) for one in found]
+    algorithms = [evidence.algorithms(one) for one in found]
     if all(algorithms) and not algorithms[0] & algorithms[1]:
         names = (", ".join(sorted(each)) for each in algorithms)
         text = "A has digests by {}, B by {}: they say nothing about each other".format(*names)
@@ -135,15 +135,6 @@ def _runs(a: Path, b: Path) -> Outcome:
     steps = sum(len(found[0].streams[stream][rank]) for stream, rank in places)
     same = f"{steps} steps in {len(found[0].streams)} streams"
     return _judged(differences, same, (), notes, (a, b))
-
-
-def _algorithms(found: RunEvidence) -> set[str]:
-    return {
-        made_by(digest)
-        for ranks in found.streams.values()
-        for steps in ranks.values()
-        for _, digest in steps
-    }
 
 
 def _notes(name: str, run: Run) -> list[str]:

@@ -105,11 +105,6 @@ def next_positions(
     return found + cuts.choose(stretches, count - len(found))
 
 
-def untried(verdicts: Verdicts, window: int | None = None) -> list[int]:
-    """How many positions are untried inside each transition that is still to be narrowed."""
-    return [sum(verdicts[p] is None for p in _inside(t)) for t in wanted(verdicts, window)]
-
-
 def answer(verdicts: Verdicts) -> Answer:
     """What the verdicts say once nothing is left to try."""
     transitions = _transitions(verdicts)

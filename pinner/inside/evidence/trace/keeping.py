@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ... import faults, ledger
 from ...faults import EvidenceError
 from .. import kept_bytes
+from .log import rank_folder
 
 if TYPE_CHECKING:
     from typing import Any, Optional, Sequence, Set
@@ -73,9 +74,7 @@ class Keeping:
             self._stop("the bytes cannot be written: %s" % (error.strerror or error))
 
     def _open(self) -> None:
-        rank = ledger.layout()["rank"]
-        name = "rank-%s" % ("none" if rank is None else rank)
-        folder = os.path.join(self._trace, name, FOLDER)
+        folder = os.path.join(rank_folder(self._trace, ledger.layout()["rank"]), FOLDER)
         os.makedirs(folder, exist_ok=True)
         self._used = _used(folder)
         self._folder = folder

@@ -23,6 +23,11 @@ LONGEST_S = 1.0
 MOST_LATE_LINES = 65536
 
 
+def rank_folder(folder: str, rank: Optional[int]) -> str:
+    """Return the part of a trace that belongs to one rank."""
+    return os.path.join(folder, "rank-%s" % ("none" if rank is None else rank))
+
+
 class Log:
     """Lines on their way to a file. `head` gives fields of the first line, when that is written.
 
@@ -99,7 +104,7 @@ class Log:
         layout = ledger.layout()
         rank = layout["rank"]
         host = os.uname().nodename
-        folder = os.path.join(self._folder, "rank-%s" % ("none" if rank is None else rank))
+        folder = rank_folder(self._folder, rank)
         os.makedirs(folder, exist_ok=True)
         name = "%s-%d-%s.jsonl" % (_plain(host), os.getpid(), os.urandom(6).hex())
         self._path = os.path.join(folder, name)

@@ -215,6 +215,8 @@ class Recorder:
             notes["capture"] = True
             notes["why"] = "a CUDA graph is being captured: what it computes is not traced"
             return [True] * len(tensors)
+        if not (self.memory.unwritten or self.memory.flying or skipped):
+            return None
         refused = []
         for at, tensor in enumerate(tensors):
             no = bool(skipped) and skipped[at]
