@@ -202,9 +202,15 @@ def _everywhere() -> Facts:
     found.update(_distributions())
     found.update(_switches())
     found.update(_ptxas())
-    found.update(nvml.facts(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    found.update(devices())
     found.update(_machine())
     return found
+
+
+def devices() -> Facts:
+    """Return what NVML says of the devices that this process may use; asked once."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return _once("devices %s" % (visible,), lambda: nvml.facts(visible))
 
 
 def _distributions() -> Facts:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ... import faults, ledger, loaded, nvml, pins, session
+from ... import facts, faults, ledger, loaded, pins, session
 from ...stack_rules import named_by
 from . import build, layout, table
 
@@ -119,9 +119,7 @@ class Chooser:
             ) from None
         folder = os.path.join(active.folder, CHOOSER)
         os.makedirs(folder, exist_ok=True)
-        library.pinner_cublaslt_device(
-            table.device(gpu(nvml.facts(os.environ.get("CUDA_VISIBLE_DEVICES"))))
-        )
+        library.pinner_cublaslt_device(table.device(gpu(facts.devices())))
         settings = layout.Settings(
             layout=layout.digest(),
             enforcing=active.enforcing,

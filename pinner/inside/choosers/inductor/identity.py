@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ... import values
@@ -47,8 +48,9 @@ def candidates(choices: Sequence[Any]) -> Candidates:
     """The candidates as they are pinned; hashes are added only where fields are not enough."""
     fields = [fields_of(choice) for choice in choices]
     texts = [values.canonical(each) for each in fields]
+    counts = Counter(texts)
     for number, choice in enumerate(choices):
-        if texts.count(texts[number]) > 1:
+        if counts[texts[number]] > 1:
             fields[number] = {**fields[number], "hash": _short_hash(choice)}
     live = live_configs(list(zip(fields, choices)))
     distinct = {candidate.text for candidate in live}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ... import ledger
+from ... import ledger, loaded
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -33,12 +33,7 @@ def install(optimizer: ModuleType) -> None:
 
 def mapped_names() -> Set[str]:
     """Return the base names of the files that are mapped into this process."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as source:
-            rows = [line.split(None, 5) for line in source]
-    except OSError:
-        return set()
-    return {os.path.basename(row[5].rstrip("\n")) for row in rows if len(row) == 6}
+    return {os.path.basename(path) for path in loaded.mapped_files()}
 
 
 def _after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -49,14 +49,14 @@ def report(
 
     in_force: what the library reads
     """
-    known = settings.locked(chooser)
+    known, wanted = settings.locked(chooser), settings.forced(chooser)
     told = set(always)
     for name in names:
         if name in in_force:
             settings.report_forced(chooser, name, in_force[name], "an environment variable")
-        elif name in settings.forced(chooser):
+        elif name in wanted:
             settings.report(chooser, name, None, settings.RECORDED, UNSET)
-            settings.contradicted(chooser, name, known[name]["value"], None)
+            settings.contradicted(chooser, name, wanted[name], None)
         elif name in told or name in known:
             settings.report(chooser, name, None, settings.RECORDED, UNSET)
 
