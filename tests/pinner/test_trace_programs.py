@@ -400,9 +400,10 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from tests.workloads import ranks
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+ranks.join()
 rank = dist.get_rank()
 x = torch.full((4,), float(rank))
 dist.all_reduce(x)
@@ -421,7 +422,7 @@ mesh = init_device_mesh("cpu", (2,))
 sharded = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
 (sharded * 3).full_tensor()
 dist.barrier()
-dist.destroy_process_group()
+ranks.leave(kept=True)  # by the mesh
 """
 
 

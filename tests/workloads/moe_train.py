@@ -39,6 +39,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import pinner
+from tests.workloads import ranks
 from tests.workloads.moe_sites import BLOCKS, EXPERTS
 
 WIDTH, HEADS, LENGTH, BATCH, WORDS = 32, 2, 8, 4, 64
@@ -462,7 +463,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        ranks.join()
     run = Run(arguments.compile)
     if arguments.resume_from:
         load(run, arguments.resume_from, arguments.dcp)
@@ -478,7 +479,7 @@ def main() -> None:
             if arguments.stop:
                 break
     if dist.is_initialized():
-        dist.destroy_process_group()
+        ranks.leave()
 
 
 if __name__ == "__main__":

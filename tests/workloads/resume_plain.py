@@ -30,6 +30,8 @@ SAVERS = os.environ.get("SAVERS", str(RANK)).split(",")
 def ranks(number: int) -> int:
     """Starts the ranks and waits for them."""
     environ = {name: value for name, value in os.environ.items() if name != "RANKS"}
+    if any(Path(sys.argv[1]).glob("state-*.json")):
+        environ.pop("HANGS", None)  # asked here: a rank that starts late finds the others' files
     started = [
         subprocess.Popen(
             [sys.executable, *sys.argv],
@@ -45,7 +47,7 @@ def main(folder: Path) -> None:
     """Runs to the end, from where it is."""
     file, log = folder / f"state-{RANK}.json", folder / f"steps-{RANK}.txt"
     random.seed(RANK)
-    step, value, goes_on = 0, 1.0, any(folder.glob("state-*.json"))
+    step, value = 0, 1.0
     if file.exists() and RESTORES != "nothing":
         saved = json.loads(file.read_text())
         step, value = saved["step"], saved["value"]
@@ -61,7 +63,7 @@ def main(folder: Path) -> None:
         with log.open("a") as out:
             out.write(f"{step}\n")
         pinner.fingerprint("value", value, step if "NUMBERED" in os.environ else None)
-        if os.environ.get("HANGS") == str(RANK) and folder.name == "killed" and not goes_on:
+        if os.environ.get("HANGS") == str(RANK) and folder.name == "killed":
             time.sleep(600)
         if step % int(os.environ.get("EVERY", "2")) == 0 and str(RANK) in SAVERS:
             state = {"step": step, "value": value}

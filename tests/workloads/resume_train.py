@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import pinner
+from tests.workloads import ranks
 
 STEPS = int(os.environ.get("STEPS", "6"))
 EVERY = int(os.environ.get("EVERY", "2"))
@@ -217,7 +218,7 @@ class Run:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        ranks.join()
     Run(Path(sys.argv[1]), int(os.environ.get("RANK", "0"))).train()
     if dist.is_initialized():
-        dist.destroy_process_group()
+        ranks.leave()

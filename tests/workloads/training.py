@@ -42,9 +42,11 @@ def main(rank: int = 0, world: int = 1) -> None:
 
 def ranked() -> None:
     """One rank of torchrun."""
-    dist.init_process_group("gloo")
+    from tests.workloads import ranks
+
+    ranks.join()
     main(dist.get_rank(), dist.get_world_size())
-    dist.destroy_process_group()
+    ranks.leave()
 
 
 def several(how: str) -> int:
