@@ -11,12 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stackbisect.probe import Candidate
+from stackbisect.probe import Candidate, Runtime
 
 if TYPE_CHECKING:
     from stackbisect.journal import Record
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stages may look at besides the journal.
+
+    `runtime`: None where nothing is tried, only looked at. `folder`: the bisection's.
+    """
+
+    runtime: Runtime | None
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,13 @@ class Stage(Protocol):
 
     name: str
     title: str
+
+    def begin(self, record: Record) -> Mapping[str, Any]:
+        """What it is about, as JSON: asked once, journalled, then in `record.stages[name]`.
+
+        May look at the machine (an inventory); raises InfrastructureError. `{}` where there is
+        nothing to keep.
+        """
 
     def next_steps(self, record: Record, jobs: int, under_way: Sequence[Ask]) -> Steps:
         """What to do next where `jobs` probes may be under way at once."""
