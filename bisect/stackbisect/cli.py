@@ -251,7 +251,7 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
     if now["between"]:
         world.out(f"  the change is between {now['between'][0]} and {now['between'][1]}\n")
     if now["under_way"]:
-        world.out(f"  under way: {now['under_way']}\n")
+        world.out(f"  under way: {', '.join(now['under_way'])}\n")
     if now["stopped"]:
         world.out(f"  stopped: {now['stopped']}\n")
     return 0

@@ -1,7 +1,14 @@
 """The journal of one bisection: append-only JSON lines that survive a kill at any moment.
 
 ```
-.stackbisect/NAME/journal.jsonl   header, then one line for each probe started, finished, ...
+.stackbisect/NAME/journal.jsonl   header, then one line for each thing that happened:
+    open         a program took the bisection up: what was under way before is not any more
+    start probe  a probe began, and what it found
+    dropped      a probe was given up before it ended
+    stage        a stage of the bisection began: what it is about
+    conclusion   a stage is over: its result
+    mark unmark  a verdict given by hand, and taken back
+    stop answer  why a program stopped before there was an answer; the answer
 .stackbisect/NAME/lock            held while a program works on this bisection
 .stackbisect/NAME/probes/0001/    one folder a probe: session/, log, stdout
 ```
@@ -16,6 +23,7 @@ import fcntl
 import json
 import os
 import re
+import time as clock
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,29 +122,72 @@ class Header:
         )
 
 
+# The stage of probes that name none.
+SEARCH = "search"
+
+# What may be given differently when a bisection goes on: it changes no answer.
+_MAY_CHANGE = frozenset({"jobs"})
+
+
 @dataclass(frozen=True)
 class Probed:
-    """One finished probe."""
+    """One finished probe; `candidate` is its candidate's id, `label` what people call that."""
 
     number: int
     candidate: str
     attempt: int
     result: ProbeResult
+    stage: str = SEARCH
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A probe that was started and did not end yet."""
+
+    candidate: str
+    label: str
+    attempt: int
+    stage: str = SEARCH
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A verdict given by hand. `verdict` is "good", "bad" or "skip"; `candidate` is an id."""
+
+    candidate: str
+    verdict: str
+    note: str = ""
+    time: float = 0.0
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a journal holds. `started` counts probes begun; `stopped` is why it last stopped."""
+    """What a journal holds. `started` counts probes begun; `stopped` is why it last stopped.
+
+    `under_way` is by probe number. `derived` are candidates that were begun and are none of the
+    header's, by id. `stages` is what each stage that began is about, `conclusions` the results of
+    those that are over, by name, in the order they came. `marks` are those in force.
+    """
 
     header: Header
     probes: tuple[Probed, ...] = ()
     started: int = 0
-    under_way: str | None = None
+    under_way: Mapping[int, UnderWay] = field(default_factory=dict)
     stopped: str | None = None
     answer: Mapping[str, Any] | None = None
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    conclusions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
+    derived: Mapping[str, Candidate] = field(default_factory=dict)
+
+    def candidate(self, id: str) -> Candidate:
+        """A candidate that was begun, or one of the header's. Raises KeyError."""
+        own = (each for each in self.header.candidates if each.id == id)
+        return next(own, None) or self.derived[id]
 
     def seen(self) -> dict[str, list[ProbeResult]]:
-        """Finished probes by candidate, in order."""
+        """Finished probes of all stages by candidate, in order."""
         found: dict[str, list[ProbeResult]] = {}
         for probed in self.probes:
             found.setdefault(probed.candidate, []).append(probed.result)
@@ -165,22 +216,32 @@ class Journal:
         """Give the bisection back."""
         self.close()
 
-    def start(self, candidate: Candidate, attempt: int, time: float) -> int:
+    def start(self, candidate: Candidate, attempt: int, time: float, stage: str = SEARCH) -> int:
         """Write that a probe begins; returns its number, which no other probe has."""
         number = self.record.started + 1
-        self._append(
-            {
-                "t": "start",
-                "probe": number,
-                "candidate": candidate.id,
-                "label": candidate.label,
-                "attempt": attempt,
-                "time": time,
-            }
-        )
+        line = {
+            "t": "start",
+            "probe": number,
+            "candidate": candidate.id,
+            "label": candidate.label,
+            "attempt": attempt,
+            "stage": stage,
+            "time": time,
+        }
+        known = {each.id for each in self.record.header.candidates} | {*self.record.derived}
+        if candidate.id not in known:
+            line["derived"] = candidate.to_json()
+        self._append(line)
         return number
 
-    def finish(self, number: int, candidate: Candidate, attempt: int, result: ProbeResult) -> None:
+    def finish(
+        self,
+        number: int,
+        candidate: Candidate,
+        attempt: int,
+        result: ProbeResult,
+        stage: str = SEARCH,
+    ) -> None:
         """Write what a probe found. From here on it is never made again."""
         self._append(
             {
@@ -189,9 +250,30 @@ class Journal:
                 "candidate": candidate.id,
                 "label": candidate.label,
                 "attempt": attempt,
+                "stage": stage,
                 "result": result.to_json(),
             }
         )
+
+    def drop(self, number: int, reason: str, time: float) -> None:
+        """Write that a probe was given up before it ended."""
+        self._append({"t": "dropped", "probe": number, "reason": reason, "time": time})
+
+    def begin_stage(self, name: str, data: Mapping[str, Any], time: float) -> None:
+        """Write that a stage begins, and what it is about."""
+        self._append({"t": "stage", "stage": name, "data": dict(data), "time": time})
+
+    def conclude(self, name: str, result: Mapping[str, Any], time: float) -> None:
+        """Write a stage's result. From here on it is not searched any more."""
+        self._append({"t": "conclusion", "stage": name, "result": dict(result), "time": time})
+
+    def mark(self, mark: Mark) -> None:
+        """Write a verdict given by hand; it takes the place of an earlier one."""
+        self._append({"t": "mark", **vars(mark)})
+
+    def unmark(self, candidate: str, time: float) -> None:
+        """Take back the verdict given by hand for one candidate."""
+        self._append({"t": "unmark", "candidate": candidate, "time": time})
 
     def stop(self, reason: str, time: float) -> None:
         """Write why the program stops before there is an answer."""
@@ -274,7 +356,10 @@ def resume(folder: Path) -> Journal:
         record, sound = _read(folder / FILE)
         file = _open(folder)
         os.ftruncate(file, sound)
-        return Journal(folder, record, file, lock)
+        journal = Journal(folder, record, file, lock)
+        if record.under_way:
+            journal._append({"t": "open", "pid": os.getpid(), "time": clock.time()})
+        return journal
     except BaseException:
         os.close(lock)
         raise
@@ -329,6 +414,8 @@ def check_same(name: str, old: Header, new: Header) -> None:
 def differences(old: Header, new: Header) -> list[str]:
     """What differs between two headers, one text each."""
     before, after = old.to_json(), new.to_json()
+    for each in (before, after):
+        each["setup"] = {k: v for k, v in each["setup"].items() if k not in _MAY_CHANGE}
     found: list[str] = []
     for key in ("command", "workdir", "verdict", "evidence", "time_limit", "setup", "runtime"):
         found.extend(_differing(key, before[key], after[key]))
@@ -430,15 +517,49 @@ def _add(record: Record, line: Mapping[str, Any]) -> Record:
     kind = line["t"]
     fields: dict[str, Any] = dict(vars(record))
     if kind == "start":
-        fields.update(started=int(line["probe"]), under_way=str(line["label"]), stopped=None)
+        begun = UnderWay(line["candidate"], line["label"], line["attempt"], _stage_of(line))
+        under_way = {**record.under_way, int(line["probe"]): begun}
+        fields.update(started=int(line["probe"]), under_way=under_way, stopped=None)
+        if "derived" in line:
+            made = Candidate.from_json(line["derived"])
+            fields.update(derived={**record.derived, made.id: made})
     elif kind == "probe":
         result = ProbeResult.from_json(line["result"])
-        probed = Probed(line["probe"], line["candidate"], line["attempt"], result)
-        fields.update(probes=(*record.probes, probed), under_way=None)
+        probed = Probed(
+            line["probe"],
+            line["candidate"],
+            line["attempt"],
+            result,
+            _stage_of(line),
+            line["label"],
+        )
+        fields.update(probes=(*record.probes, probed), under_way=_without(record, probed.number))
+    elif kind == "dropped":
+        fields.update(under_way=_without(record, line["probe"]))
+    elif kind == "open":
+        fields.update(under_way={})
+    elif kind == "stage":
+        fields.update(stages={**record.stages, line["stage"]: line["data"]})
+    elif kind == "conclusion":
+        fields.update(conclusions={**record.conclusions, line["stage"]: line["result"]})
+    elif kind in ("mark", "unmark"):
+        marks = tuple(each for each in record.marks if each.candidate != line["candidate"])
+        if kind == "mark":
+            mark = Mark(line["candidate"], line["verdict"], line["note"], line["time"])
+            marks = (*marks, mark)
+        fields.update(marks=marks)
     elif kind == "stop":
-        fields.update(stopped=str(line["reason"]), under_way=None)
+        fields.update(stopped=str(line["reason"]), under_way={})
     elif kind == "answer":
         fields.update(answer=dict(line["answer"]), stopped=None)
     else:
         raise ValueError(f"unknown kind {kind!r}")
     return Record(**fields)
+
+
+def _stage_of(line: Mapping[str, Any]) -> str:
+    return str(line.get("stage", SEARCH))
+
+
+def _without(record: Record, number: int) -> dict[int, UnderWay]:
+    return {n: each for n, each in record.under_way.items() if n != number}

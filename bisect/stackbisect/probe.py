@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from stackbisect.errors import UsageError
+
+if TYPE_CHECKING:
+    from stackbisect.spaces.components import Component, Inventory
 
 Status = Literal["ran", "untestable", "infrastructure"]
 
@@ -114,6 +120,11 @@ class Job:
     had. `log` receives the command's whole output, `stdout` its standard output alone (the
     evidence of `--evidence-stdout` is read from there). `scratch` is an empty folder for what
     must be fresh for each probe (compile caches). `time_limit` is in seconds; None is no limit.
+
+    `mode` is what PINNER_MODE must say: "enforce" where the session holds the pins of `lock`, the
+    lockfile on this host. `stop` is set when the result is not wanted any more (the program ends,
+    another probe made this one needless): the runtime ends the command, leaves nothing behind and
+    returns whatever it likes; nobody reads it.
     """
 
     command: tuple[str, ...]
@@ -126,6 +137,9 @@ class Job:
     workdir: Path
     env: Mapping[str, str] = field(default_factory=dict)
     time_limit: float | None = None
+    mode: Literal["observe", "enforce"] = "observe"
+    lock: Path | None = None
+    stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -135,8 +149,9 @@ class ProbeResult:
     `ran`: the command started and ended by itself (whatever its code). `untestable`: it could not
     be started, installed or finished in time in this candidate; `reason` is the runtime's own
     message. `infrastructure`: nothing is known about the candidate (daemon, network or disk gone);
-    the bisection stops and can be resumed. `facts` describe the host and stack, `loaded` what the
-    command really loaded (distributions, shared libraries). Times are seconds since the epoch.
+    the bisection stops and can be resumed. `facts` describe the host and stack; `facts["host"]` is
+    what `runtimes.host` says of the machine it ran on. `loaded` is what the command really loaded
+    (distributions, shared libraries). Times are seconds since the epoch.
     """
 
     status: Status
@@ -223,8 +238,12 @@ class InfrastructureError(Exception):
     """The machinery failed (daemon, registry, network, disk); the message says what to do."""
 
 
+class Unsupported(UsageError):
+    """Something this runtime has no way to do; a bisection goes on without it."""
+
+
 class Runtime(Protocol):
-    """Where candidates are tried.
+    """Where candidates are tried. Any number of threads may call its methods at once.
 
     `run` must leave nothing behind when it is interrupted (KeyboardInterrupt passes through), and
     must report a failure of the machinery as status "infrastructure", never as untestable.
@@ -246,6 +265,27 @@ class Runtime(Protocol):
         """What differs between two candidates, by kind, then name: [value in good, value in bad].
 
         Kinds are `distributions` (Python), `packages` (Debian), `environment`; None is absent.
+        """
+
+    def inventory(
+        self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
+    ) -> Inventory:
+        """What can be swapped between two candidates.
+
+        `probes` are finished probes of both: what they loaded counts. Raises Unsupported and
+        InfrastructureError.
+        """
+
+    def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
+        """The versions between `component.good` and `component.bad`, both included, in that order.
+
+        Raises Unsupported and InfrastructureError.
+        """
+
+    def prefetch(self, candidate: Candidate) -> None:
+        """Do ahead what a probe of this candidate will need (a pull, a build); may do nothing.
+
+        Called in a thread of its own. What it raises is forgotten: the probe will say it.
         """
 
     def close(self) -> None:

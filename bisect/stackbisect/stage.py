@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stackbisect.probe import Candidate, Runtime
+from stackbisect.search.verdict import Verdict
 
 if TYPE_CHECKING:
     from stackbisect.journal import Record
@@ -64,8 +65,13 @@ Steps = Batch | Done
 class Stage(Protocol):
     """One search. `name` is unique in its bisection, `title` is what people read."""
 
-    name: str
-    title: str
+    @property
+    def name(self) -> str:
+        """What it is called in the journal."""
+
+    @property
+    def title(self) -> str:
+        """What people read."""
 
     def begin(self, record: Record) -> Mapping[str, Any]:
         """What it is about, as JSON: asked once, journalled, then in `record.stages[name]`.
@@ -79,6 +85,9 @@ class Stage(Protocol):
 
     def probes_left(self, record: Record) -> int:
         """The most probes still to come if all goes well."""
+
+    def verdict(self, record: Record, candidate: Candidate) -> Verdict | None:
+        """What is known of one of its candidates now; None where that needs more probes."""
 
     def ahead(self, record: Record, under_way: Sequence[Ask], limit: int) -> Sequence[Candidate]:
         """Candidates that may be asked for soon, most probable first: to be fetched meanwhile."""

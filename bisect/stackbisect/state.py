@@ -30,7 +30,7 @@ def state(folder: Path) -> dict[str, Any]:
         "probes": len(record.probes),
         "probes_left": 0 if done else bisection.probes_left(record),
         "between": between,
-        "under_way": record.under_way if running else None,
+        "under_way": _under_way(record) if running else None,
         "stopped": record.stopped,
         "verdicts": {
             label: None if verdict is None else verdict.kind
@@ -39,13 +39,17 @@ def state(folder: Path) -> dict[str, Any]:
     }
 
 
+def _under_way(record: Record) -> list[str]:
+    return [each.label for _, each in sorted(record.under_way.items())]
+
+
 def probes(record: Record) -> list[dict[str, Any]]:
     """Every finished probe as JSON values, in order."""
-    labels = {candidate.id: candidate.label for candidate in record.header.candidates}
     return [
         {
             "probe": probed.number,
-            "candidate": labels[probed.candidate],
+            "stage": probed.stage,
+            "candidate": probed.label,
             "attempt": probed.attempt,
             "status": probed.result.status,
             "exit_code": probed.result.exit_code,

@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,12 +24,14 @@ from stackbisect.probe import (
     Job,
     ProbeResult,
     Status,
+    Unsupported,
 )
 from stackbisect.runtimes import container_options, pull_progress
 from stackbisect.runtimes.docker_engine import Engine, Stopped, Untestable
 from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer, failed
 from stackbisect.runtimes.image_store import ImageStore
 from stackbisect.spaces import image_contents
+from stackbisect.spaces.components import Component, Inventory
 
 _T = TypeVar("_T")
 
@@ -103,6 +105,19 @@ class DockerRuntime:
             return self._apart(lambda task: self._difference(good, bad, task))
         except (Untestable, Stopped) as error:
             raise InfrastructureError(str(error) or "the bisection was stopped") from error
+
+    def inventory(
+        self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
+    ) -> Inventory:
+        """Images cannot be mixed. Raises Unsupported."""
+        raise Unsupported("--runtime docker cannot swap components between images")
+
+    def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
+        """Raise Unsupported: what cannot be swapped needs no versions."""
+        raise Unsupported("--runtime docker cannot try single versions of a component")
+
+    def prefetch(self, candidate: Candidate) -> None:
+        """Nothing is done ahead."""
 
     def clean(self) -> int:
         """Remove every container of this bisection, running or not; return their number."""

@@ -156,7 +156,7 @@ class Probe:
             **given,
             **self._cache_variables(given),
             "PINNER_SESSION": SESSION,
-            "PINNER_MODE": "observe",
+            "PINNER_MODE": self.job.mode,
             "PYTHONPATH": f"{INSIDE}/inject:{hidden}" if hidden else f"{INSIDE}/inject",
         }
         host = container_options.host_config(options)
@@ -374,10 +374,12 @@ def _volume(target: str) -> dict[str, Any]:
 
 
 def _write_hidden(session: Path, hidden: str | None) -> None:
-    """Tell the processes which PYTHONPATH they would have had."""
+    """Tell the processes which PYTHONPATH they would have had, and where they find the pins."""
     place = session / "session.json"
     fields = json.loads(place.read_text(encoding="utf-8"))
     fields["hidden_pythonpath"] = hidden
+    if fields["pins"] is not None:
+        fields["pins"] = f"{SESSION}/pins.json"
     place.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
 
 

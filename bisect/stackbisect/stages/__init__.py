@@ -1,0 +1,1 @@
+"""The stages of a bisection, one file each; `chain` says which comes next."""
