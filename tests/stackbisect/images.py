@@ -12,6 +12,7 @@ import io
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 import urllib.parse
 import zipfile
@@ -55,7 +56,7 @@ def base() -> Layer:
         file = place / f"{name}.tar.gz"
         if not file.exists():
             _bootstrap(place / name, file)
-    return _described(file)
+    return described(file)
 
 
 def _bootstrap(root: Path, file: Path) -> None:
@@ -93,7 +94,7 @@ def numpy(version: str) -> Layer:
             with zipfile.ZipFile(_download("numpy", version, place / "wheels")) as wheel:
                 names = [n for n in wheel.namelist() if not n.endswith("/") and "/tests/" not in n]
                 _write(file, {f"{SITE}/{name}": wheel.read(name) for name in names})
-    return _described(file)
+    return described(file)
 
 
 def wheel(path: Path) -> Layer:
@@ -102,21 +103,24 @@ def wheel(path: Path) -> Layer:
         return files({f"{SITE}/{name}": archive.read(name) for name in archive.namelist()})
 
 
-def _download(name: str, version: str, target: Path) -> Path:
-    import sys
-
+def download(requirements: Sequence[str], target: Path) -> None:
+    """Get wheels for the image's Python from the index. Raises ServiceMissing."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
         *("--only-binary=:all:", "--python-version=3.11", "--implementation=cp"),
         *("--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_27_x86_64"),
-        *("--platform=manylinux2014_x86_64", f"--dest={target}", f"{name}=={version}"),
+        *("--platform=manylinux2014_x86_64", f"--dest={target}", *requirements),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = sorted(target.glob(f"{name}-{version}-*.whl"))
-    if not found:
+    if done.returncode != 0:
         end = done.stderr.strip().splitlines()[-1:]
-        raise services.ServiceMissing(f"{name} {version} cannot be downloaded: {' '.join(end)}")
-    return found[0]
+        wanted = ", ".join(requirements)
+        raise services.ServiceMissing(f"{wanted} cannot be downloaded: {' '.join(end)}")
+
+
+def _download(name: str, version: str, target: Path) -> Path:
+    download([f"{name}=={version}"], target)
+    return next(target.glob(f"{name}-{version}-*.whl"))
 
 
 def files(content: Mapping[str, str | bytes], executable: Sequence[str] = ()) -> Layer:
@@ -128,7 +132,7 @@ def files(content: Mapping[str, str | bytes], executable: Sequence[str] = ()) ->
         if not file.exists():
             data = {n: c.encode() if isinstance(c, str) else c for n, c in content.items()}
             _write(file, data, executable)
-    return _described(file)
+    return described(file)
 
 
 def _write(file: Path, content: Mapping[str, bytes], executable: Sequence[str] = ()) -> None:
@@ -153,8 +157,8 @@ def _write(file: Path, content: Mapping[str, bytes], executable: Sequence[str] =
     draft.rename(file)
 
 
-def _described(file: Path) -> Layer:
-    """Read a layer's digests, kept beside it."""
+def described(file: Path) -> Layer:
+    """Return the layer that a file is; its digests are kept beside it."""
     note = file.with_suffix(".json")
     if not note.exists():
         outer, inner = hashlib.sha256(file.read_bytes()), hashlib.sha256()
