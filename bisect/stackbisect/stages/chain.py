@@ -1,13 +1,136 @@
-"""Which stage of a bisection comes next: read from what is concluded, and from nothing else."""
+"""Which stage of a bisection comes next: read from what is concluded, and from nothing else.
+
+The stages follow from the conclusions before them: the transition, the choices, the components
+between its two sides, the versions of each culprit, the confirmation. What a runtime cannot do
+(`probe.Unsupported`) is a conclusion too, and the chain goes on behind it.
+"""
 
 from __future__ import annotations
 
-from stackbisect.journal import Record
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stackbisect.journal import SEARCH, Header, Record
+from stackbisect.probe import Candidate
+from stackbisect.search import probing
+from stackbisect.search.verdict import Ends
+from stackbisect.spaces.components import Component
 from stackbisect.stage import Context, Stage
+from stackbisect.stages import components
+from stackbisect.stages.components import Components, Stacks
+from stackbisect.stages.confirm import Confirm
 from stackbisect.stages.search import Search
+from stackbisect.stages.versions import Versions
+
+DEPTHS = ("search", "choices", "components", "versions")
+_VERSIONED = ("distribution", "package")
 
 
 def current(record: Record, context: Context) -> Stage | None:
     """The stage to go on with; None where the bisection is over."""
+    known = stages(record, context)
+    return next((each for each in known if each.name not in record.conclusions), None)
+
+
+def stages(record: Record, context: Context) -> Iterator[Stage]:
+    """The stages in their order, up to and with the first one that has no conclusion.
+
+    What follows that one is not known yet.
+    """
+    for each in _all(record, context):
+        yield each
+        if each.name not in record.conclusions:
+            return
+
+
+def _all(record: Record, context: Context) -> Iterator[Stage]:
     search = Search.of(record.header)
-    return None if search.name in record.conclusions else search
+    yield search
+    found = between(record)
+    if found is None or depth(record.header) == "search":
+        return
+    good = found.good
+    if not found.unstable and _reaches(record.header, "components"):
+        yield Components(found.good, found.bad, search.rule, context)
+        result = record.conclusions[components.NAME]
+        if result["status"] == "found":
+            stacks = components.stacks_of(record, found.good, found.bad)
+            good = _without(stacks, result)
+            if _reaches(record.header, "versions"):
+                yield from _versions(stacks, result, search, context)
+    yield Confirm(good, found.bad, found.ends, search.rule)
+
+
+def depth(header: Header) -> str:
+    """How far a bisection goes. One that was begun before there were depths is a search alone."""
+    return str(header.setup.get("depth", "search"))
+
+
+def _reaches(header: Header, stage: str) -> bool:
+    return DEPTHS.index(depth(header)) >= DEPTHS.index(stage)
+
+
+@dataclass(frozen=True)
+class Between:
+    """The two sides of the change, and what their bits are.
+
+    `unstable`: a candidate between them gave different bits in its own probes, so that it is not
+    known that anything between them is to blame.
+    """
+
+    good: Candidate
+    bad: Candidate
+    ends: Ends
+    unstable: bool
+
+
+def between(record: Record) -> Between | None:
+    """Where the search ended; None where there is nothing to go into."""
+    result = record.conclusions.get(SEARCH, {})
+    if "pair" not in result or record.header.setup.get("noisy"):
+        return None
+    good, bad = (record.header.candidates[position] for position in result["pair"])
+    search, first = Search.of(record.header), first_search(record)
+    ends = components.settled(good, bad, first, search.rule)
+    if ends is None:  # verdicts by hand: there are no bits to compare with
+        return None
+    outcome = search.outcome(first)
+    unstable = isinstance(outcome, probing.Found) and bool(outcome.answer.unstable)
+    return Between(good, bad, ends, unstable)
+
+
+def first_search(record: Record) -> Record:
+    """The record as the search left it: what later stages tried again does not change it."""
+    return replace(record, probes=tuple(p for p in record.probes if p.stage == SEARCH))
+
+
+def swapped(result: Mapping[str, Any]) -> list[Component]:
+    """What brings the good bits back: every culprit by itself, and what had to go with it."""
+    found = [c for each in result["culprits"] if not each["given"] for c in each["components"]]
+    each_once = {each["name"] + each["kind"]: each for each in [*found, *result["companions"]]}
+    return [Component.from_json(each) for each in each_once.values()]
+
+
+def _without(stacks: Stacks, result: Mapping[str, Any]) -> Candidate:
+    """The bad stack with all culprits swapped: the good side that differs least."""
+    return stacks.candidate_of(stacks.everything - {each.id for each in swapped(result)})
+
+
+def _versions(
+    stacks: Stacks, result: Mapping[str, Any], search: Search, context: Context
+) -> Iterator[Stage]:
+    everything = swapped(result)
+    for culprit in result["culprits"]:
+        if culprit["given"] or len(culprit["components"]) != 1:
+            continue
+        component = Component.from_json(culprit["components"][0])
+        if _has_versions(component, stacks.bad):
+            others = tuple(each for each in everything if each.id != component.id)
+            yield Versions(component, others, stacks.good, stacks.bad, search.rule, context)
+
+
+def _has_versions(component: Component, bad: Candidate) -> bool:
+    if component.kind not in _VERSIONED or None in (component.good, component.bad):
+        return False
+    return bad.details.get("package") != component.name  # the search was over these already
