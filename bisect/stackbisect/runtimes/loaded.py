@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stackbisect.spaces import versions
+
+# Top-level names that wheels bring by mistake and projects have of their own.
+_ANYBODYS = frozenset(("benchmarks", "docs", "examples", "scripts", "test", "tests", "tools"))
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,28 @@ def fault(asked: Asked, found: Loaded) -> str:
                 f"asked for {asked.package} {asked.version}, but {name}.__version__ is {version}: "
                 "another distribution has overwritten it"
             )
+    return ""
+
+
+def elsewhere(
+    name: str, modules: Sequence[str], libraries: Sequence[Path], prefix: Path, found: Loaded
+) -> str:
+    """Where a distribution of the environment was loaded from instead; "" where it was not.
+
+    A shared library counts by its file's name, and only where no process mapped the environment's
+    own: a system's cuBLAS shadows the wheel's that way (flashinfer-ai/flashinfer#2468).
+    """
+    for module in set(modules) - _ANYBODYS:
+        file = found.modules.get(module, (None, ""))[1]
+        if file and not _below(file, prefix):
+            return (
+                f"{module} of {name} was loaded from {file}, not from the candidate's environment"
+            )
+    own = {os.path.basename(path) for path in found.libraries if _below(path, prefix)}
+    wanted = {path.name for path in libraries} - own
+    for path in found.libraries:
+        if os.path.basename(path) in wanted:
+            return f"{path} was loaded, not the one of {name} in the candidate's environment"
     return ""
 
 

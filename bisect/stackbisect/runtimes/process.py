@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,12 @@ from stackbisect.runtimes.container_output import OutputFile
 _CHUNK = 1 << 16
 # The warden gives processes `warden.GRACE_S` twice; after that something is wrong with it.
 _STOP_S = 3 * warden.GRACE_S
+# How soon a command ends after another thread wants it ended.
+_LOOK_S = 0.2
+
+
+class Stopped(Exception):
+    """The command was ended because the program wants to stop."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,21 @@ def run(
     stdout: Path,
     time_limit: float | None = None,
     secrets: Sequence[str] = (),
+    stopped: Callable[[], bool] | None = None,
 ) -> Ended:
     """Run a command to its end.
 
     `log` gets its whole output, `stdout` its standard output alone, both without `secrets`. It has
-    no standard input. An interrupt passes through once every process of the command is gone.
+    no standard input. An interrupt passes through once every process of the command is gone; so
+    does Stopped, raised where `stopped` (asked often, for threads, which no interrupt reaches)
+    becomes true.
     """
+    if stopped is not None and stopped():
+        raise Stopped("the program stops")
     with OutputFile(log, secrets) as whole, OutputFile(stdout, secrets) as printed:
         started = _start(argv, environ, workdir)
         try:
-            timed_out = _pump(started, whole, printed, time_limit)
+            timed_out = _pump(started, whole, printed, time_limit, stopped)
             code = started.wait(_STOP_S)
         except BaseException:
             _stop(started)
@@ -88,6 +99,7 @@ def _pump(
     whole: OutputFile,
     printed: OutputFile,
     time_limit: float | None,
+    stopped: Callable[[], bool] | None,
 ) -> bool:
     """Write output to the files until there is no more of it; True where the limit was reached."""
     deadline = None if time_limit is None else time.monotonic() + time_limit
@@ -100,6 +112,8 @@ def _pump(
             ready.register(stream, selectors.EVENT_READ)
         while ready.get_map():
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if stopped is not None:
+                left = _LOOK_S if left is None else min(left, _LOOK_S)
             for key, _ in ready.select(left):
                 stream = started.stdout if key.fileobj is started.stdout else started.stderr
                 chunk = os.read(key.fd, _CHUNK)
@@ -109,6 +123,8 @@ def _pump(
                 lines[stream].take(chunk)
                 if stream is started.stdout:
                     printed.write(chunk)
+            if stopped is not None and stopped():
+                raise Stopped("the program stops")
             if deadline is not None and time.monotonic() >= deadline:
                 timed_out, deadline = True, None
                 _ask_to_end(started)

@@ -40,6 +40,30 @@ def space(
     return window.Space(candidates, (), (*notes, *more))
 
 
+def between(
+    base: Base, package: str, good: str, bad: str, *, environ: Mapping[str, str]
+) -> list[str]:
+    """The versions from `good` to `bad`, in that direction, both included.
+
+    Pre-releases count where one of the ends is one. An end that the index does not list (a private
+    build, a yanked version) keeps its place in the order; yanked ones between are left out. Raises
+    InfrastructureError where the index does not answer.
+    """
+    pre = any(versions.is_prerelease(end) for end in (good, bad))
+    try:
+        listed = list(list_versions(base, package, pre=pre, environ=environ))
+    except UsageError:  # the index has never heard of it
+        listed = []
+    ends = []
+    for end in (good, bad):
+        found = next((each for each in listed if versions.same(each, end)), None)
+        if found is None:
+            found = end
+            listed.insert(sum(versions.order(v) < versions.order(end) for v in listed), end)
+        ends.append(found)
+    return window.cut(listed, ends[0], ends[1])[0]
+
+
 def list_versions(
     base: Base, package: str, *, pre: bool, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
