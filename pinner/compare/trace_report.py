@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pinner.compare import trace_bytes
+from pinner.compare import trace_bytes, trace_choices
 from pinner.compare import trace_reading as reading_of
 from pinner.compare.trace import LEVELS, Event
 from pinner.compare.trace_bytes import Figures
@@ -143,11 +143,13 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _chain(report.head)
         yield from trace_bytes.lines(report.figures)
         yield f"reading: {in_words(report.head, report.ranks)}"
+        yield from _choices(report.head)
         yield from _later(report)
     yield from (f"not compared: {line}" for line in report.uncompared)
     if report.incomparable is None:
         yield from _alone(report)
         yield from _unhashed(report)
+        yield from _same_bits(report)
     yield from (f"note: {note}" for note in report.notes)
     command = next_command(report)
     if command is None and report.head is not None:
@@ -201,6 +203,33 @@ def _tensor(diff: TensorDiff) -> str:
 
 def _shape(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _choices(finding: RankFinding) -> Iterator[str]:
+    """Calls of a library that took another algorithm, no later than the runs part."""
+    before = [each for each in finding.walk.choices if each.first.line <= finding.event.line]
+    if not before or before[0].first is finding.event:
+        return
+    of = trace_choices.operation(before[0].first)
+    inside = f", in {of}" if of else ""
+    yield (
+        f"before it cuBLASLt took another algorithm: {_place(before[0].first, finding.rank)}"
+        f"{inside}: {trace_choices.both(before[0])}"
+        + (f"; and {len(before) - 1} more" if len(before) > 1 else "")
+    )
+
+
+def _same_bits(report: Report) -> Iterator[str]:
+    """Other algorithms that were found in runs whose bits agree."""
+    chosen = sum(finding.walk.chosen for finding in report.ranks)
+    if chosen and report.head is None:
+        first = next(finding for finding in report.ranks if finding.walk.choices)
+        choice = first.walk.choices[0]
+        yield (
+            f"note: cuBLASLt took another algorithm in {many(chosen, 'call')}, and what was "
+            f"compared is equal all the same; first {_place(choice.first, first.rank)}: "
+            f"{trace_choices.both(choice)}"
+        )
 
 
 def _later(report: Report) -> Iterator[str]:
@@ -328,6 +357,15 @@ def _finding_json(finding: RankFinding, report: Report | None = None) -> dict[st
     }
 
 
+def _choice_json(choice: trace_choices.Choice) -> dict[str, Any]:
+    return {
+        "event": _event_json(choice.first),
+        "op": trace_choices.operation(choice.first),
+        "algorithms": [choice.first.extra.get("config"), choice.second.extra.get("config")],
+        "words": trace_choices.both(choice),
+    }
+
+
 def _rank_json(finding: RankFinding) -> dict[str, Any]:
     found = finding.walk
     return {
@@ -338,6 +376,7 @@ def _rank_json(finding: RankFinding) -> dict[str, Any]:
         "only": list(found.only),
         "unhashed": list(found.unhashed),
         "ended": list(found.ended),
+        "other_algorithms": [_choice_json(each) for each in found.choices],
         "steps": list(found.steps) if found.steps else None,
         "first": _finding_json(finding),
     }

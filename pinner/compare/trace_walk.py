@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from pinner.compare.trace import Cursor, Event, Group, Log, Scope, TraceError, events_in
 from pinner.compare.trace_align import LIMITS, Limits, common_groups, join
+from pinner.compare.trace_choices import Choice, choice_of
 from pinner.compare.trace_pair import Mismatch, TensorDiff, compare_pair, has_digest, plainly_differ
 from pinner.compare.trace_writers import Doubts, mentioning
 
@@ -36,7 +37,8 @@ class Walk:
     order; differing: how many there are. only: events without a partner; tail: of these, events
     after the other log's end, tail_step: the step of the last of them. steps: first and last step
     that both have. unseeded: random number generators whose states never were the same. unhashed:
-    tensors without a digest.
+    tensors without a digest. choices: the first few kernels that a library computed by another
+    algorithm, in execution order; chosen: how many there are.
     """
 
     events: int = 0
@@ -51,6 +53,8 @@ class Walk:
     steps: tuple[int, int] | None = None
     unseeded: list[str] = field(default_factory=list)
     unhashed: list[int] = field(default_factory=lambda: [0, 0])
+    choices: list[Choice] = field(default_factory=list)
+    chosen: int = 0
 
 
 def walk(first: Log, second: Log, scope: Scope | None = None, limits: Limits = LIMITS) -> Walk:
@@ -187,6 +191,7 @@ class _Walker:
             return
         found.events += 1
         found.hashed = found.hashed or has_digest(first)
+        self._choice(first, second)
         late = len(found.mismatches) == KEPT and first.line > found.mismatches[-1].first.line
         if late and plainly_differ(first, second):
             found.differing += 1
@@ -197,6 +202,14 @@ class _Walker:
         found.differing += 1
         insort(found.mismatches, mismatch, key=lambda m: m.first.line)
         del found.mismatches[KEPT:]
+
+    def _choice(self, first: Event, second: Event) -> None:
+        choice = choice_of(first, second)
+        if choice is None:
+            return
+        self.found.chosen += 1
+        insort(self.found.choices, choice, key=lambda each: each.first.line)
+        del self.found.choices[KEPT:]
 
     def _never_seeded(self, event: Event) -> bool:
         """Whether a state differs because the program never set it, so that each process has its

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pinner.compare import trace_choices
 from pinner.compare import trace_reading as reading_of
 from pinner.compare.trace_findings import RankFinding, call, ranks_text, where
 from pinner.compare.trace_pair import Mismatch
@@ -93,6 +94,8 @@ def _origin(mismatch: Mismatch) -> str:
             "or made other bits of the same"
         )
     text = "this is the origin: inputs equal, outputs different"
+    if trace_choices.is_call(event):
+        return text + _chosen(mismatch)
     for name in ("config", "grid"):
         first, second = event.extra.get(name), mismatch.second.extra.get(name)
         if first != second:
@@ -100,6 +103,19 @@ def _origin(mismatch: Mismatch) -> str:
     if event.kind == "module":
         text += "; a module's parameters count as its own unless they are among its inputs"
     return text
+
+
+def _chosen(mismatch: Mismatch) -> str:
+    """Of a call of cuBLASLt, whose digests are those of the operation that made it."""
+    first = mismatch.first
+    of = f" of {trace_choices.operation(first)}, which made this call and no other"
+    choice = trace_choices.choice_of(first, mismatch.second)
+    if choice is not None:
+        return f"{of}; cuBLASLt computed it by another algorithm: {trace_choices.both(choice)}"
+    return (
+        f"{of}; cuBLASLt computed it by the same algorithm in both, {trace_choices.same(first)}: "
+        "look at its workspace and stream, and at what else the operation does"
+    )
 
 
 def _plain(value: Any) -> str:

@@ -99,14 +99,22 @@ class Rig(SessionRig):
         self, code: str, behaviour: str = "", **more: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of calls under the stand-in's `behaviour` (see cublaslt.c)."""
-        environ = {
+        return self.script(HEAD + code, **self._environ(behaviour, **more))
+
+    def program_file(
+        self, path: str, behaviour: str = "", **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        """The same for a program in a file, which imports `cublaslt_calls` itself."""
+        return self.python(path, **self._environ(behaviour, **more))
+
+    def _environ(self, behaviour: str, **more: str) -> dict[str, str]:
+        return {
             "CUBLASLT_FAKES": str(self.fakes),
             "FAKE_CUBLASLT": behaviour,
             "PYTHONPATH": str(HERE),
             build.PREBUILT: str(self.fakes / "interpose.so"),
             **more,
         }
-        return self.script(HEAD + code, **environ)
 
     def map_files(self) -> list[Path]:
         """The map files of all processes, in the order of their names."""

@@ -24,7 +24,9 @@ def flip(tensor: torch.Tensor, place: int = 0) -> None:
 ARMED: dict[str, int] = {"calls": 0, "flip": -1, "place": 0}
 
 
-@torch.library.custom_op("trace_tests::scale", mutates_args=())
+@torch.library.custom_op(  # torch 2.4 reads no annotations that are texts
+    "trace_tests::scale", mutates_args=(), schema="(Tensor x, float by) -> Tensor"
+)
 def scale(x: torch.Tensor, by: float) -> torch.Tensor:
     """A custom operation that can be told to go wrong by one bit."""
     out = x * by
@@ -34,7 +36,9 @@ def scale(x: torch.Tensor, by: float) -> torch.Tensor:
     return out
 
 
-@torch.library.custom_op("trace_tests::fill_", mutates_args=("x",))
+@torch.library.custom_op(
+    "trace_tests::fill_", mutates_args=("x",), schema="(Tensor(a!) x, float value) -> ()"
+)
 def fill_(x: torch.Tensor, value: float) -> None:
     """A custom operation that changes its argument and returns nothing."""
     x.fill_(value)

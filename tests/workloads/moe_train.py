@@ -80,13 +80,21 @@ def planted() -> Plant:
 PLANT = planted()
 
 
+def custom_op(name: str, schema: str) -> Any:
+    """A custom operation that changes none of its arguments.
+
+    With a schema: torch 2.4 reads no annotations that are texts.
+    """
+    return torch.library.custom_op(name, mutates_args=(), schema=schema)
+
+
 def flip(tensor: torch.Tensor, place: int) -> None:
     """Flips the lowest bit of one element, past the dispatcher."""
     address = tensor.data_ptr() + place % tensor.numel() * tensor.element_size()
     ctypes.c_uint32.from_address(address).value ^= 1
 
 
-@torch.library.custom_op("moe::linear", mutates_args=())
+@custom_op("moe::linear", "(Tensor x, Tensor weight, str site) -> Tensor")
 def linear(x: torch.Tensor, weight: torch.Tensor, site: str) -> torch.Tensor:
     """x times the transposed weight: (..., in), (out, in) → (..., out)."""
     out = x @ weight.t()
@@ -113,7 +121,7 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.
 linear.register_autograd(_linear_backward, setup_context=_linear_context)
 
 
-@torch.library.custom_op("moe::route", mutates_args=())
+@custom_op("moe::route", "(Tensor scores) -> Tensor")
 def route(scores: torch.Tensor) -> torch.Tensor:
     """The three best experts of each token: (tokens, experts) → (tokens, 3), int64."""
     chosen = scores.topk(3, dim=-1).indices
@@ -128,7 +136,7 @@ def _(scores: torch.Tensor) -> torch.Tensor:
     return scores.new_empty((scores.shape[0], 3), dtype=torch.int64)
 
 
-@torch.library.custom_op("moe::combine", mutates_args=())
+@custom_op("moe::combine", "(Tensor parts) -> Tensor")
 def combine(parts: torch.Tensor) -> torch.Tensor:
     """The sum over experts: (experts, tokens, width) → (tokens, width), in one fixed order."""
     order = list(range(len(parts)))
@@ -157,7 +165,7 @@ def _combine_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) ->
 combine.register_autograd(_combine_backward, setup_context=_combine_context)
 
 
-@torch.library.custom_op("moe::scale_of", mutates_args=())
+@custom_op("moe::scale_of", "(Tensor x) -> Tensor")
 def scale_of(x: torch.Tensor) -> torch.Tensor:
     """The scale that brings the largest element to 448, the largest number of float8_e4m3fn."""
     largest = x.abs().max().clamp(min=1e-12)

@@ -274,6 +274,11 @@ def _is_routed(torch: Any) -> bool:
     return CHOOSER in str(torch.backends.cuda.preferred_blas_library()).lower()
 
 
+def library() -> Any:
+    """Return the library in front of cuBLASLt in this process (a ctypes.CDLL), or None."""
+    return None if _chooser is None else _chooser.library
+
+
 def finish() -> None:
     """At the end of a process that has cuBLASLt mapped: name what was not seen."""
     global _chooser
@@ -383,6 +388,8 @@ def _declare(library: Any) -> None:
     library.pinner_cublaslt_device.argtypes = [ctypes.c_char_p]
     library.pinner_cublaslt_start.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     library.pinner_cublaslt_start.restype = ctypes.c_int
+    library.pinner_cublaslt_follow.argtypes = []
+    library.pinner_cublaslt_follow.restype = ctypes.c_int
 
 
 def _who(active: session.Session) -> bytes:

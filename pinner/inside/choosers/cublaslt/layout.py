@@ -107,6 +107,7 @@ ALGO_NAMES = [field[0] for field in ALGO]
 DEFAULTS = {field[0]: field[3] for field in PROBLEM + QUESTION}
 
 TEXT, CANDIDATES, SYMBOLS, PROCESS_TEXT, CAPACITY, PREFIX = 64, 16, 96, 8192, 8192, 4096
+NAME, CALLS = 48, 64
 MAP_MAGIC = b"pinltmap"
 PINS_MAGIC = b"pinltpin"
 
@@ -194,11 +195,25 @@ class Record(ctypes.Structure):
     ]
 
 
+class Call(ctypes.Structure):
+    """One matmul, as a trace hears of it; symbol: of libcublas, whose calls tell nothing else."""
+
+    _fields_ = [
+        ("kind", ctypes.c_uint32),
+        ("status", ctypes.c_int32),
+        ("version", ctypes.c_int64),
+        ("algo", Algo),
+        ("fields", Fields),
+        ("key", Key),
+        ("symbol", ctypes.c_char * NAME),
+    ]
+
+
 class Symbol(ctypes.Structure):
     """One function of libcublas whose calls are counted."""
 
     _fields_ = [
-        ("name", ctypes.c_char * 48),
+        ("name", ctypes.c_char * NAME),
         ("calls", ctypes.c_uint64),
         ("autotuned", ctypes.c_uint64),
     ]
@@ -274,13 +289,14 @@ _KINDS_OF_STRUCT = {
     "key": Key,
     "fields": Fields,
     "record": Record,
+    "call": Call,
     "symbol": Symbol,
     "map": Map,
     "pin": Pin,
     "pins": Pins,
     "settings": Settings,
 }
-_WITH_OFFSETS = ("record", "symbol", "map", "pin", "pins", "settings")
+_WITH_OFFSETS = ("record", "call", "symbol", "map", "pin", "pins", "settings")
 
 
 def places() -> List[Tuple[str, int]]:

@@ -57,6 +57,7 @@ def _run_region(recorder: Recorder, graph: Any, call: Callable[[], Any], inputs:
     try:
         result = call()
     finally:
+        recorder.settle_calls()
         thread.region = None
     if seen:
         notes.update(compiled=True, region=name)

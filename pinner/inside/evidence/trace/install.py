@@ -84,6 +84,9 @@ def _install_compiled(recorder: Recorder, deep: bool) -> None:
             after(name, functools.partial(compiled.install, recorder))
     if not deep:
         return
+    from ...choosers.cublaslt import calls
+
+    recorder.calls = calls.follow()
     after("torch._inductor.async_compile", functools.partial(compiled.install_kernels, recorder))
     after(
         "torch._inductor.runtime.triton_heuristics",

@@ -110,7 +110,11 @@ def _mode_class(torch: ModuleType) -> Any:
                 passing.before()
             finally:
                 thread.busy = False
-            result = function(*args, **kwargs)
+            if recorder.calls is None:
+                result = function(*args, **kwargs)
+            else:
+                with recorder.operation(facts.name):
+                    result = function(*args, **kwargs)
             thread.busy = True
             try:
                 passing.after(result, place)
@@ -126,7 +130,9 @@ def _mode_class(torch: ModuleType) -> Any:
         kwargs: Dict[str, Any],
     ) -> Any:
         """Nothing is written, but memory that was made empty is followed all the same."""
+        recorder.settle_calls()
         result = function(*args, **kwargs)
+        recorder.settle_calls()
         memory = recorder.memory
         if type(result) is not plain or result.device.type == "meta":
             return result

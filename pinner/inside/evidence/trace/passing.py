@@ -111,6 +111,8 @@ class Passing:
             self.lines = self._entries(paths, outs, numbers, skipped)
         if len(notes) != 1:
             extra = ""
+        if recorder.calls is not None:
+            recorder.tell_calls(facts.name, self.ins, self.lines)
         recorder.event("op", facts.name, place, self.ins, self.lines, notes=notes, extra=extra)
 
     def _read_all(self, numbers: List[int], skipped: List[bool]) -> None:

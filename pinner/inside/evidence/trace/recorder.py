@@ -18,6 +18,7 @@ from .memory import Memory
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+    from ...choosers.cublaslt.calls import Calls
     from .hashing import Hashing
     from .log import Log
     from .settings import Settings
@@ -32,6 +33,9 @@ class _Thread(threading.local):
     busy: our own code runs, or code whose operations are nobody's business (a compiler, a timing)
     region: the compiled region that runs, or None
     inside: how many hooked functions (a collective, a launch) this thread is in
+    operation: the operation of the dispatcher that runs, or None
+    calls_seen: the counter of cuBLASLt's calls when this thread looked last
+    calls_told: how many of them the operation that runs has made so far
     scopes: the paths of the modules that are running, innermost last
     recomputing, stepping: whether a checkpoint recomputes, whether an optimizer steps
     """
@@ -39,6 +43,9 @@ class _Thread(threading.local):
     busy = False
     region: Optional[str] = None
     inside = 0
+    operation: Optional[str] = None
+    calls_seen = 0
+    calls_told = 0
     recomputing = 0
     stepping = 0
 
@@ -62,6 +69,7 @@ class Recorder:
         self.step = 0
         self.open = settings.step_in_window(0)
         self.deep = settings.at_least("kernels")
+        self.calls: Optional[Calls] = None
         self._counts: Dict[Tuple[str, str, str, str, int], int] = {}
         self._order = 0
         self._shapes: Dict[Any, str] = {}
@@ -85,6 +93,7 @@ class Recorder:
 
     def go_to(self, step: int) -> None:
         """From here on it is this step."""
+        self.settle_calls()
         self.log.flush()
         self.step = step
         self.open = self.settings.step_in_window(step)
@@ -94,11 +103,13 @@ class Recorder:
 
     def enter(self, scope: str) -> None:
         """A module begins in this thread."""
+        self.settle_calls()
         self.thread.scopes.append(scope)
         self._mark(scope)
 
     def leave(self) -> None:
         """The innermost module of this thread has ended."""
+        self.settle_calls()
         scopes = self.thread.scopes
         scopes.pop()
         self._mark(scopes[-1] if scopes else "")
@@ -271,10 +282,11 @@ class Recorder:
         extra: str = "",
         step: Optional[int] = None,
     ) -> None:
-        """Write one event.
+        """Write one event, after what cuBLASLt was called for before it.
 
         name: as JSON would have it, without the quotes. extra: `notes` as JSON, where it is known.
         """
+        self.settle_calls()
         scope, phase = place
         number = self.step if step is None else step
         key = (kind, name, scope, phase, number)
@@ -309,11 +321,65 @@ class Recorder:
     def unseen(self) -> Iterator[None]:
         """What this thread does meanwhile is not the program's."""
         thread = self.thread
+        self.settle_calls()
         before, thread.busy = thread.busy, True
         try:
             yield
         finally:
+            self.settle_calls()
             thread.busy = before
+
+    # -- calls of cuBLASLt ----------------------------------------------------------------------
+
+    def settle_calls(
+        self, ins: Sequence[str] = (), outs: Sequence[str] = (), *, ours: bool = False
+    ) -> None:
+        """Write what this thread called cuBLASLt for since it was asked last, as kernels.
+
+        ins, outs: what the operation that ran read and made: of its only call, that is what the
+            call was for. Calls that are nobody's business, or outside the window, are dropped.
+        ours: this thread is busy with writing down the operation that made them
+        """
+        calls = self.calls
+        if calls is None:
+            return
+        thread = self.thread
+        count = calls.counter.value
+        if count == thread.calls_seen:
+            return
+        thread.calls_seen = count
+        found = calls.take()
+        place = self.place()
+        if not found or not (ours or self.looking()) or not self.in_window(place[0]):
+            return
+        thread.calls_told += len(found)
+        if thread.calls_told > 1:  # which of them read and made what is not known
+            ins = outs = ()
+        for call in found:
+            notes = dict(call.notes)
+            if thread.operation is not None:
+                notes["op"] = thread.operation
+            self.event("kernel", escaped(call.name), place, ins, outs, notes=notes)
+
+    @contextlib.contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """What this thread calls cuBLASLt for meanwhile, it does for this operation."""
+        thread = self.thread
+        self.settle_calls()
+        thread.operation, thread.calls_told = name, 0
+        try:
+            yield
+        finally:
+            thread.operation = None
+
+    def tell_calls(self, operation: str, ins: Sequence[str], outs: Sequence[str]) -> None:
+        """Write the calls that an operation made, which has just ended."""
+        thread = self.thread
+        thread.operation = operation
+        try:
+            self.settle_calls(ins, outs, ours=True)
+        finally:
+            thread.operation = None
 
     def _scope(self, scope: str) -> Tuple[bool, str]:
         known = self._scopes.get(scope)

@@ -43,6 +43,12 @@ struct record *asked_before(struct map *map, uint64_t problem_hash, const struct
                             const struct algo *algo);
 void add(uint64_t *counter);
 
+/* calls.c */
+int is_following(void);
+struct call *next_call(void);
+void call_is_made(void);
+void forget_calls(void);
+
 /* legacy.c */
 void name_symbols(struct map *map);
 

@@ -135,7 +135,7 @@ uint64_t hash_words(const void *words, size_t count) {
 }
 
 #define AS_TEXT(name, attribute, size, otherwise) #name ":" #attribute ":" #size ":" #otherwise " "
-#define STRUCT_SIZES(F) F(algo) F(result) F(key) F(fields) F(record) F(symbol) F(map) F(pin) F(pins) F(settings)
+#define STRUCT_SIZES(F) F(algo) F(result) F(key) F(fields) F(record) F(call) F(symbol) F(map) F(pin) F(pins) F(settings)
 static const char LAYOUT[] = PROBLEM_FIELDS(AS_TEXT) "| " QUESTION_FIELDS(AS_TEXT) "| " ALGO_FIELDS(AS_TEXT);
 
 /* The lists of layout.h as text: "name:attribute:bytes:default ", three lists with "| " between. */
@@ -155,6 +155,8 @@ static const struct place PLACES[] = {
     OFFSET(record, candidates) OFFSET(record, candidate) OFFSET(record, candidate_needs) OFFSET(record, needs)
     OFFSET(record, key_hash) OFFSET(record, problem_hash) OFFSET(record, algo)
     OFFSET(record, fields) OFFSET(record, key) OFFSET(record, caller)
+    OFFSET(call, kind) OFFSET(call, status) OFFSET(call, version) OFFSET(call, algo) OFFSET(call, fields)
+    OFFSET(call, key) OFFSET(call, symbol)
     OFFSET(symbol, name) OFFSET(symbol, calls) OFFSET(symbol, autotuned)
     OFFSET(map, magic) OFFSET(map, layout) OFFSET(map, record_size) OFFSET(map, capacity)
     OFFSET(map, pid) OFFSET(map, parent) OFFSET(map, time) OFFSET(map, enforcing)

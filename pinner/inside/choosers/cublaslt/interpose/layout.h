@@ -138,7 +138,7 @@ struct fields {
     uint64_t known; /* bit n: this version of the library has field n */
 };
 
-enum { TEXT = 64, CANDIDATES = 16, SYMBOLS = 96, PROCESS_TEXT = 8192, CAPACITY = 8192 };
+enum { TEXT = 64, NAME = 48, CANDIDATES = 16, SYMBOLS = 96, PROCESS_TEXT = 8192, CAPACITY = 8192, CALLS = 64 };
 
 /* What a record tells. */
 enum kind {
@@ -191,8 +191,19 @@ struct record {
     char caller[TEXT];
 };
 
+/* One matmul, as a trace hears of it. */
+struct call {
+    uint32_t kind;       /* an enum kind: where its algorithm came from */
+    int32_t status;      /* the cublasStatus_t that it returned */
+    int64_t version;     /* cublasLtGetVersion() */
+    struct algo algo;
+    struct fields fields;
+    struct key key;      /* the problem; nothing of the question */
+    char symbol[NAME];   /* of libcublas, whose calls tell no more than this; else empty */
+};
+
 struct symbol {
-    char name[48];
+    char name[NAME];
     uint64_t calls;
     uint64_t autotuned; /* calls with algorithm 999 */
 };

@@ -104,6 +104,14 @@ void name_symbols(struct map *map) {
         snprintf(map->symbol[i].name, sizeof map->symbol[i].name, "%s", NAMES[i]);
 }
 
+static void tell(int number, int status) {
+    struct call *call = is_following() ? next_call() : NULL;
+    if (call == NULL) return;
+    call->status = status;
+    snprintf(call->symbol, sizeof call->symbol, "%s", NAMES[number]);
+    call_is_made();
+}
+
 static void count(int number, int algo) {
     struct map *map = current_map();
     if (map == NULL) return;
@@ -123,6 +131,7 @@ static void count(int number, int algo) {
         inside_legacy = 1;                                                                         \
         int status = real ARGS_##shape;                                                            \
         inside_legacy = outer;                                                                     \
+        if (!outer) tell(SYMBOL_##name, status);                                                   \
         return status;                                                                             \
     }
 LEGACY(WRAP)

@@ -272,19 +272,22 @@ static struct record *settle(struct map *map, const struct library *library, con
     return record;
 }
 
-static void note_matmul(struct map *map, const struct library *library, const struct key *key,
+/* Returns where the algorithm came from. */
+static enum kind note_matmul(struct map *map, const struct library *library, const struct key *key,
                         const struct algo *algo, size_t workspace, int status, const void *caller) {
     uint64_t hash = hash_words(key->value, PROBLEM_END);
     struct record *record = answered(map, key, hash, algo);
     if (record == NULL) {
         int locked = settings.enforcing && locked_problem(key, hash);
-        note_trouble(map, library, key, locked ? KIND_BYPASS : KIND_UNASKED, 0, algo, caller);
-        return;
+        enum kind kind = locked ? KIND_BYPASS : KIND_UNASKED;
+        note_trouble(map, library, key, kind, 0, algo, caller);
+        return kind;
     }
     if (record->kind == KIND_ASKED) {
         add(&record->used);
+        enum kind kind = (enum kind)record->settles_as;
         record = settle(map, library, record, algo, workspace);
-        if (record == NULL) return;
+        if (record == NULL) return kind;
         remember(record, key, algo);
     }
     add(&record->used);
@@ -294,6 +297,23 @@ static void note_matmul(struct map *map, const struct library *library, const st
             note_trouble(map, library, &record->key, KIND_INVALID, status, algo, caller);
         if (failed != NULL) failed->version = record->version;
     }
+    return (enum kind)record->kind;
+}
+
+/* Tell a trace of it. */
+static void tell(const struct library *library, const struct key *key, const struct algo *algo,
+                 enum kind kind, int status) {
+    struct call *call = next_call();
+    if (call == NULL) return;
+    call->kind = kind;
+    call->status = status;
+    call->version = library->version;
+    call->key = *key;
+    if (algo != NULL) {
+        call->algo = *algo;
+        decode(library, algo, &call->fields);
+    }
+    call_is_made();
 }
 
 EXPORTED int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *A, void *a,
@@ -311,10 +331,12 @@ EXPORTED int cublasLtMatmul(void *handle, void *desc, const void *alpha, const v
     add(&map->matmuls);
     int status =
         library->multiply(handle, desc, alpha, A, a, B, b, beta, C, c, D, d, algo, workspace, size, stream);
+    enum kind kind = KIND_IMPLICIT;
     if (algo == NULL)
-        note_trouble(map, library, &key, KIND_IMPLICIT, 0, NULL, caller);
+        note_trouble(map, library, &key, kind, 0, NULL, caller);
     else
-        note_matmul(map, library, &key, algo, size, status, caller);
+        kind = note_matmul(map, library, &key, algo, size, status, caller);
+    if (is_following()) tell(library, &key, algo, kind, status);
     __atomic_store_n(&map->ambiguous, ambiguous_calls(), __ATOMIC_RELAXED);
     return status;
 }

@@ -180,6 +180,7 @@ static void in_child(void) {
     generation++;
     forget_answers();
     forget_openers();
+    forget_calls();
     by_problem = NULL; /* left where it is: free() is not safe here */
     if (map != NULL) munmap(map, mapped_size);
 }
