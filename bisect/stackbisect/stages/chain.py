@@ -7,7 +7,7 @@ between its two sides, the versions of each culprit, the confirmation. What a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from stackbisect.search.verdict import Ends
 from stackbisect.spaces.components import Component
 from stackbisect.stage import Context, Stage
 from stackbisect.stages import components
+from stackbisect.stages.choices import Choices
 from stackbisect.stages.components import Components, Stacks
 from stackbisect.stages.confirm import Confirm
 from stackbisect.stages.search import Search
@@ -51,15 +52,29 @@ def _all(record: Record, context: Context) -> Iterator[Stage]:
     if found is None or depth(record.header) == "search":
         return
     good = found.good
-    if not found.unstable and _reaches(record.header, "components"):
-        yield Components(found.good, found.bad, search.rule, context)
-        result = record.conclusions[components.NAME]
-        if result["status"] == "found":
-            stacks = components.stacks_of(record, found.good, found.bad)
-            good = _without(stacks, result)
-            if _reaches(record.header, "versions"):
-                yield from _versions(stacks, result, search, context)
+    if not found.unstable:
+        good = yield from _into(record, found, search, context)
     yield Confirm(good, found.bad, found.ends, search.rule)
+
+
+def _into(
+    record: Record, found: Between, search: Search, context: Context
+) -> Generator[Stage, None, Candidate]:
+    """What lies between the two sides. Returns the stack with good bits that differs least."""
+    chosen = Choices(found.good, found.bad, search.rule, context)
+    yield chosen
+    if record.conclusions[chosen.name]["status"] == "selection":
+        return chosen.candidate("transplant", record.stages[chosen.name])
+    if not _reaches(record.header, "components"):
+        return found.good
+    yield Components(found.good, found.bad, search.rule, context)
+    result = record.conclusions[components.NAME]
+    if result["status"] != "found":
+        return found.good
+    stacks = components.stacks_of(record, found.good, found.bad)
+    if _reaches(record.header, "versions"):
+        yield from _versions(stacks, result, search, context)
+    return _without(stacks, result)
 
 
 def depth(header: Header) -> str:
@@ -113,7 +128,7 @@ def swapped(result: Mapping[str, Any]) -> list[Component]:
 
 
 def _without(stacks: Stacks, result: Mapping[str, Any]) -> Candidate:
-    """The bad stack with all culprits swapped: the good side that differs least."""
+    """The bad stack with all culprits swapped."""
     return stacks.candidate_of(stacks.everything - {each.id for each in swapped(result)})
 
 
