@@ -38,6 +38,7 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     _refuse_secrets(arguments.env)
     evidence(arguments)
     seconds(arguments.time_limit)
+    search = _search(arguments)
     if not arguments.image and not arguments.package:
         raise UsageError(
             "expected --image (container tags) or --package (versions in --runtime venv), "
@@ -55,6 +56,7 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
             "pre": arguments.pre,
             "env": list(arguments.env),
             "taps": taps,
+            **search,
         }
         base_python.refuse_credentials([*setup["with"], *setup["index_args"]])
         return setup
@@ -75,6 +77,38 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         if arguments.image_budget is None
         else container_options.size("--image-budget", arguments.image_budget),
         "taps": taps,
+        **search,
+    }
+
+
+def jobs(arguments: argparse.Namespace) -> int | None:
+    """How many probes may be under way at once; None where nothing was said. Raises UsageError."""
+    found: int | None = getattr(arguments, "jobs", None)
+    if found is not None and found < 1:
+        raise UsageError(f"--jobs: expected 1 or more, found {found}")
+    return found
+
+
+def _search(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How it is searched; what was not asked for is left out."""
+    window = arguments.all_transitions
+    if window is not None and window < 1:
+        raise UsageError(f"--all-transitions: expected 1 or more, found {window}")
+    if arguments.noisy and window is not None:
+        raise UsageError("--noisy looks for one change; leave --all-transitions out")
+    if arguments.noisy and not arguments.good:
+        raise UsageError("--noisy: expected --good, found none: it counts good bits and others")
+    if (jobs(arguments) or 1) > 1 and arguments.package and arguments.evidence_file:
+        raise UsageError(
+            "--evidence-file does not go with --jobs above 1 here: probes share the working "
+            "folder, and nobody could tell whose file it is"
+        )
+    return {
+        "depth": arguments.depth,
+        "jobs": jobs(arguments) or 1,
+        **({"noisy": True} if arguments.noisy else {}),
+        **({} if window is None else {"all_transitions": window}),
+        **({} if arguments.good else {"no_good_end": True}),
     }
 
 
@@ -206,7 +240,7 @@ def header(
 def default_name(arguments: argparse.Namespace) -> str:
     """A name that says what is searched."""
     what = arguments.package or arguments.image
-    whole = f"{what.rpartition('/')[2]}-{arguments.good}-{arguments.bad}"
+    whole = f"{what.rpartition('/')[2]}-{arguments.good or 'back-from'}-{arguments.bad}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")
 
 

@@ -16,12 +16,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pinner.launch.taps import TapError
-from stackbisect import asked, bisection, journal, plan, progress, report, state
+from stackbisect import asked, journal, plan, progress, report, state
 from stackbisect.bisection import Aborted, Bisection
 from stackbisect.errors import UsageError
-from stackbisect.journal import Header, Journal, JournalError
+from stackbisect.journal import Header, Journal, JournalError, Record
 from stackbisect.probe import InfrastructureError
 from stackbisect.runtimes import choose
+from stackbisect.stages import chain
+from stackbisect.stages.search import Outcome, Search
 
 USAGE, UNREADABLE, INTERRUPTED = 64, 65, 130
 
@@ -181,12 +183,13 @@ def _go_on(
             pythonpath=world.environ.get("PYTHONPATH"),
             env=choose.command_env(setup, world.environ),
             taps=tuple(setup.get("taps", ())),
+            jobs=asked.jobs(arguments) or int(setup.get("jobs", 1)),
         )
         with _signals_interrupt():
             try:
-                step = work.run()
+                work.run()
                 world.watcher.close()
-                found = report.outcome(held.record, name, step, runtime)
+                found = report.outcome(held.record, name, _search_outcome(held.record), runtime)
                 held.answer(found, work.clock())
             except (InfrastructureError, Aborted) as error:
                 found = report.stopped(held.record, name, "infrastructure", str(error))
@@ -194,6 +197,11 @@ def _go_on(
                 found = report.stopped(held.record, name, "interrupted", "interrupted")
     world.watcher.close()
     return _print_outcome(found, arguments, world)
+
+
+def _search_outcome(record: Record) -> Outcome | None:
+    """How the search ended; None where it did not."""
+    return Search.of(record.header).outcome(chain.first_search(record))
 
 
 @contextlib.contextmanager
@@ -247,7 +255,9 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
         _print_json(world, now)
         return 0
     world.out(f"bisection {now['name']}: {now['state']}\n")
-    world.out(f"  probes: {now['probes']} done, at most {now['probes_left']} to come\n")
+    world.out(f"  probes: {now['probes']} done{_to_come(now)}\n")
+    if now["stage"]:
+        world.out(f"  looking for: {now['stage']['title']}\n")
     if now["between"]:
         world.out(f"  the change is between {now['between'][0]} and {now['between'][1]}\n")
     if now["under_way"]:
@@ -255,6 +265,15 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
     if now["stopped"]:
         world.out(f"  stopped: {now['stopped']}\n")
     return 0
+
+
+def _to_come(now: Mapping[str, Any]) -> str:
+    """How many probes are to come, and about how long they take."""
+    left, seconds = now["probes_left"], now["seconds_left"]
+    if left is None:
+        return ""
+    about = f" (about {report.duration(seconds)})" if seconds else ""
+    return f", at most {left} to come{about}"
 
 
 def _log(arguments: argparse.Namespace, world: World) -> int:
@@ -285,7 +304,7 @@ def _report(arguments: argparse.Namespace, world: World) -> int:
     record = journal.read(world.root / name)
     found = record.answer
     if found is None:
-        found = report.outcome(record, name, bisection.next_step(record), None)
+        found = report.outcome(record, name, _search_outcome(record), None)
     if arguments.json:
         _print_json(world, found)
     else:
@@ -344,6 +363,7 @@ def _parser() -> argparse.ArgumentParser:
     _probe_options(plan)
     resume = _command(commands, "resume", _resume, "go on with a bisection that was stopped")
     resume.add_argument("name", metavar="NAME")
+    _jobs_option(resume)
     status = _command(commands, "status", _status, "what is known, and what is left")
     status.add_argument("name", metavar="NAME", nargs="?")
     log = _command(commands, "log", _log, "every probe, or the output of one")
@@ -369,9 +389,13 @@ def _command(
 def _space_options(parser: argparse.ArgumentParser) -> None:
     ends = parser.add_argument_group("what is searched")
     ends.add_argument(
-        "--good", required=True, metavar="TAG|VERSION", help="where the bits are good"
+        "--good",
+        metavar="TAG|VERSION",
+        help="where the bits are good; without it the search goes back from the bad end, in "
+        "doubling steps, until they are others",
     )
     ends.add_argument("--bad", required=True, metavar="TAG|VERSION", help="where they are not")
+    _search_options(parser)
     ends.add_argument(
         "--runtime",
         choices=("docker", "venv"),
@@ -403,6 +427,41 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
     versions.add_argument("--python", metavar="PATH", default=sys.executable, help="the base")
     versions.add_argument("--index-args", metavar="ARGS", default="", help="passed on to pip")
     versions.add_argument("--pre", action="store_true", help="pre-releases count")
+
+
+def _search_options(parser: argparse.ArgumentParser) -> None:
+    search = parser.add_argument_group("how it is searched")
+    search.add_argument(
+        "--depth",
+        choices=chain.DEPTHS,
+        default=chain.DEPTHS[-1],
+        help="where to end: at the two neighbours (search), the choices, the components, or the "
+        "versions of the culprit (default)",
+    )
+    _jobs_option(search)
+    search.add_argument(
+        "--noisy",
+        action="store_true",
+        help="probes of one candidate may differ: count them, and answer with a probability",
+    )
+    search.add_argument(
+        "--all-transitions",
+        metavar="N",
+        type=int,
+        nargs="?",
+        const=1,
+        help="look for every change: each run of N or more candidates with bits of its own is "
+        "found; default: 1, which tries every candidate",
+    )
+
+
+def _jobs_option(group: Any) -> None:
+    group.add_argument(
+        "--jobs",
+        metavar="K",
+        type=int,
+        help="probes at once, where the machine has room for them; default: 1",
+    )
 
 
 def _probe_options(parser: argparse.ArgumentParser) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
-from stackbisect.probe import Candidate, ProbeResult
+from stackbisect.probe import ProbeResult
 from stackbisect.report import last_lines, short
-from stackbisect.search.probing import Try
 from stackbisect.search.verdict import Verdict
+from stackbisect.stage import Ask
 
 _COLOURS = {
     "good": "green",
@@ -18,28 +19,41 @@ _COLOURS = {
     "untestable": "yellow",
 }
 
+_GIVEN_UP = "stopped: it can change nothing any more"
+
 
 class Plain:
-    """One line for each thing that happens."""
+    """One line for each thing that happens. What is pulled is told from any thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._lock = threading.Lock()
         self._told = 0.0
+        self._latest: int | None = None
 
-    def begins(self, candidate: Candidate, number: int, step: Try, left: int) -> None:
+    def begins(self, number: int, ask: Ask, left: int) -> None:
         """A probe begins."""
-        self.says(_begins(candidate, number, step, left))
+        self._latest = number
+        self.says(f"probe {number}: {_begins(ask, left)}")
 
-    def ends(self, candidate: Candidate, result: ProbeResult, verdict: Verdict | None) -> None:
-        """A probe ended."""
-        self.says(f"  {_ends(result, verdict)}")
+    def ends(self, number: int, ask: Ask, result: ProbeResult, verdict: Verdict | None) -> None:
+        """A probe ended; it is named where its line was not the last one."""
+        which = "" if self._latest == number else f"probe {number}, {ask.candidate.label}: "
+        self._latest = None
+        self.says(f"  {which}{_ends(result, verdict)}")
         for line in _output(result):
             self.says(f"  | {line}")
 
+    def given_up(self, number: int, ask: Ask) -> None:
+        """A probe was stopped."""
+        self._latest = None
+        self.says(f"  probe {number}, {ask.candidate.label}: {_GIVEN_UP}")
+
     def says(self, text: str) -> None:
         """Write one line."""
-        self._stream.write(f"stackbisect: {text}\n")
-        self._stream.flush()
+        with self._lock:
+            self._stream.write(f"stackbisect: {text}\n")
+            self._stream.flush()
 
     def reads(self, done: int, of: int) -> None:
         """Images are looked up; said now and then."""
@@ -51,7 +65,7 @@ class Plain:
             self.says(f"looked up {done} of {of} images")
 
     def pulls(self, text: str) -> None:
-        """An image is pulled for the probe that runs."""
+        """An image is pulled for a probe."""
         self.says(f"  {text}")
 
     def close(self) -> None:
@@ -59,56 +73,84 @@ class Plain:
 
 
 class Rich:
-    """A line for each probe that ended, and a moving one for the probe that runs."""
+    """A line for each probe that ended, and a moving one for each that runs."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
+        from rich.live import Live
 
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
-        self._status = self._console.status("")
-        self._doing = ""
+        self._live: Live | None = None
+        self._running: dict[int, Any] = {}
+        self._note = ""
 
-    def begins(self, candidate: Candidate, number: int, step: Try, left: int) -> None:
+    def begins(self, number: int, ask: Ask, left: int) -> None:
         """A probe begins."""
-        self._doing = f"probe {number}  {candidate.label}"
-        self._show(f"{self._doing}  ({step.why}; at most {left} to come)")
+        from rich.spinner import Spinner
+        from rich.text import Text
 
-    def ends(self, candidate: Candidate, result: ProbeResult, verdict: Verdict | None) -> None:
+        text = Text(f"probe {number}  {_begins(ask, left)}")
+        self._running[number] = Spinner("dots", text)
+        self._note = ""
+        self._draw()
+
+    def ends(self, number: int, ask: Ask, result: ProbeResult, verdict: Verdict | None) -> None:
         """A probe ended."""
         from rich.markup import escape
 
         colour = _COLOURS[verdict.kind] if verdict is not None else "cyan"
-        self._status.stop()
-        self._console.print(f"{escape(self._doing)}  [{colour}]{escape(_ends(result, verdict))}[/]")
+        self._is_over(number)
+        which = f"probe {number}  {ask.candidate.label}"
+        self._console.print(f"{escape(which)}  [{colour}]{escape(_ends(result, verdict))}[/]")
         for line in _output(result):
             self._console.print(f"  [dim]{escape(line)}[/]")
 
+    def given_up(self, number: int, ask: Ask) -> None:
+        """A probe was stopped."""
+        self._is_over(number)
+        self.says(f"probe {number}  {ask.candidate.label}  {_GIVEN_UP}")
+
     def says(self, text: str) -> None:
         """Write one line."""
-        self._status.stop()
         self._console.print(text, markup=False)
 
     def reads(self, done: int, of: int) -> None:
         """Images are looked up."""
-        self._show(f"looking up images: {done} of {of}")
-        if done == of:
-            self._status.stop()
+        self._note = f"looking up images: {done} of {of}" if done < of else ""
+        self._draw()
 
     def pulls(self, text: str) -> None:
-        """An image is pulled for the probe that runs."""
-        from rich.markup import escape
-
-        self._status.update(escape(f"{self._doing}  {text}"))
+        """An image is pulled for a probe."""
+        self._note = text
+        self._draw()
 
     def close(self) -> None:
         """Give the terminal back."""
-        self._status.stop()
+        self._running.clear()
+        self._note = ""
+        self._draw()
 
-    def _show(self, text: str) -> None:
-        from rich.markup import escape
+    def _is_over(self, number: int) -> None:
+        self._running.pop(number, None)
+        self._note = ""
+        self._draw()
 
-        self._status.update(escape(text))
-        self._status.start()
+    def _draw(self) -> None:
+        """Show what runs now; the terminal is held only while there is something to show."""
+        from rich.console import Group
+        from rich.live import Live
+        from rich.text import Text
+
+        lines = [*self._running.values(), *([Text(self._note)] if self._note else [])]
+        if not lines:
+            if self._live is not None:
+                self._live.stop()
+            self._live = None
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, refresh_per_second=8)
+            self._live.start()
+        self._live.update(Group(*lines))
 
 
 def for_stream(stream: TextIO) -> Plain | Rich:
@@ -121,9 +163,9 @@ def for_stream(stream: TextIO) -> Plain | Rich:
         return Plain(stream)
 
 
-def _begins(candidate: Candidate, number: int, step: Try, left: int) -> str:
-    again = f", try {step.attempt}" if step.attempt > 1 else ""
-    return f"probe {number}: {candidate.label}{again} ({step.why}; at most {left} to come)"
+def _begins(ask: Ask, left: int) -> str:
+    again = f", try {ask.attempt}" if ask.attempt > 1 else ""
+    return f"{ask.candidate.label}{again} ({ask.why}; at most {left} to come)"
 
 
 def _ends(result: ProbeResult, verdict: Verdict | None) -> str:

@@ -7,16 +7,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stackbisect import bisection
 from stackbisect.journal import ROOT, Record
 from stackbisect.probe import Candidate, InfrastructureError, ProbeResult, Runtime
-from stackbisect.search import probing
+from stackbisect.search import noisy, probing
 from stackbisect.search.transition import Transition
 from stackbisect.search.verdict import (
     EndsFailure,
     Verdict,
     first_difference,
 )
+from stackbisect.stages import search
+from stackbisect.stages.search import Search
 
 EXIT_CODES = {
     "found": 0,
@@ -47,9 +48,12 @@ _SHOWN_DIFFERENCES = 40
 
 
 def outcome(
-    record: Record, name: str, step: probing.Step, runtime: Runtime | None
+    record: Record, name: str, step: search.Outcome | None, runtime: Runtime | None
 ) -> dict[str, Any]:
-    """The answer as JSON values. With a runtime, what differs is looked up in it."""
+    """The answer as JSON values. With a runtime, what differs is looked up in it.
+
+    `step` is how the search ended; None where it did not.
+    """
     found = _begin(record, name)
     if isinstance(step, EndsFailure):
         found.update(status="ends_untestable", end=step.end, reason=step.reason)
@@ -62,6 +66,12 @@ def outcome(
         _add_answer(found, record, step)
         if runtime is not None:
             _add_differences(found, record, step, runtime)
+    elif isinstance(step, noisy.Estimate):
+        found.update(Search.of(record.header).result(record, step))
+        left, right = found.pop("pair")
+        if right - left > 1:
+            labels = [candidate.label for candidate in record.header.candidates]
+            found["range"] = labels[left : right + 1]
     else:
         found.update(status="unfinished")
     found["exit_code"] = EXIT_CODES[found["status"]]
@@ -77,7 +87,7 @@ def stopped(record: Record, name: str, status: str, reason: str) -> dict[str, An
 
 
 def _begin(record: Record, name: str) -> dict[str, Any]:
-    header, known = record.header, bisection.verdicts(record)
+    header, known = record.header, Search.of(record.header).verdicts(record)
     testable = len({c.id for c in header.candidates})
     touched = {
         c.id
@@ -272,7 +282,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"note: {note}" for note in found["notes"])
     yield ""
     word = "probe" if found["probes"] == 1 else "probes"
-    yield f"{found['probes']} {word}, {_duration(found['seconds'])}"
+    yield f"{found['probes']} {word}, {duration(found['seconds'])}"
     if found.get("resume"):
         yield f"go on with: {found['resume']}"
     yield f"run it again: cd {shlex.quote(found['workdir'])} && {found['again']}"
@@ -369,7 +379,8 @@ def _or_absent(value: str | None) -> str:
     return "(absent)" if value is None else value
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -2,41 +2,78 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stackbisect import bisection, journal
+from stackbisect import journal
 from stackbisect.journal import Record
+from stackbisect.stage import Context, Stage
+from stackbisect.stages import chain
+from stackbisect.stages.search import Search
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """The state as JSON values. Raises UsageError and JournalError."""
+    """The state as JSON values. Raises UsageError and JournalError.
+
+    `probes_left` and `seconds_left` are what is expected of the stage that is searched now; None
+    where that cannot be told yet.
+    """
     record = journal.read(folder)
     running = journal.in_use(folder)
-    known = bisection.verdicts(record)
-    done = record.answer is not None
+    search = Search.of(record.header)
+    stage = chain.current(record, Context(None, folder))
+    done = record.answer is not None or stage is None
     at_work = "running" if running else "stopped"
-    labels = [candidate.label for candidate in record.header.candidates]
-    testable = [p for p, verdict in enumerate(known) if verdict is not None and verdict.testable]
-    between = None
-    if known[0] is not None and known[-1] is not None and testable:
-        left = max((p for p in testable if known[p] == known[0]), default=0)
-        right = min((p for p in testable if p > left and known[p] == known[-1]), default=len(known))
-        between = [labels[left], labels[right]] if right < len(known) else None
+    left = 0 if done or stage is None else _left(record, stage)
     return {
         "name": folder.name,
         "state": str((record.answer or {}).get("status", "done")) if done else at_work,
+        "stage": None if done or stage is None else {"name": stage.name, "title": stage.title},
         "probes": len(record.probes),
-        "probes_left": 0 if done else bisection.probes_left(record),
-        "between": between,
+        "probes_left": left,
+        "seconds_left": _seconds_left(record, left),
+        "between": _between(record, search),
         "under_way": _under_way(record) if running else None,
         "stopped": record.stopped,
         "verdicts": {
-            label: None if verdict is None else verdict.kind
-            for label, verdict in zip(labels, known, strict=True)
+            candidate.label: None if verdict is None else verdict.kind
+            for candidate, verdict in zip(search.candidates, search.verdicts(record), strict=True)
         },
     }
+
+
+def _left(record: Record, stage: Stage) -> int | None:
+    """The most probes to come; None where the stage has not begun, so that nothing is known."""
+    begun = stage.name == journal.SEARCH or stage.name in record.stages
+    return stage.probes_left(record) if begun else None
+
+
+def _seconds_left(record: Record, left: int | None) -> float | None:
+    """The time these take if they take as long as those that ended."""
+    if left is None or (left and not record.probes):
+        return None
+    if not left:
+        return 0.0
+    spent = [probed.result.ended - probed.result.started for probed in record.probes]
+    jobs = max(int(record.header.setup.get("jobs", 1)), 1)
+    return round(sum(spent) / len(spent) * math.ceil(left / jobs), 1)
+
+
+def _between(record: Record, search: Search) -> list[str] | None:
+    """The narrowest pair of labels that the change is known to lie between."""
+    known = search.verdicts(record)
+    if search.noise is not None:
+        return None
+    first = next((p for p, verdict in enumerate(known) if verdict is not None), None)
+    testable = [p for p, verdict in enumerate(known) if verdict is not None and verdict.testable]
+    if first not in testable or len(known) - 1 not in testable or known[first] == known[-1]:
+        return None
+    left = max(p for p in testable if known[p] == known[first])
+    right = min((p for p in testable if p > left and known[p] == known[-1]), default=None)
+    labels = [candidate.label for candidate in search.candidates]
+    return None if right is None else [labels[left], labels[right]]
 
 
 def _under_way(record: Record) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stackbisect import bisection, journal, progress, report, state
+from stackbisect import journal, progress, report, state
 from stackbisect.bisection import Aborted, Bisection
 from stackbisect.probe import (
     Candidate,
@@ -24,6 +24,7 @@ from stackbisect.probe import (
 )
 from stackbisect.search import probing
 from stackbisect.search.verdict import EndsFailure
+from stackbisect.stages.search import Outcome, Search
 from tests.stackbisect.histories import probe, ran
 
 
@@ -53,6 +54,9 @@ class Invented:
         changed: list[str | None] = [str(good.position), str(bad.position)]
         return {"distributions": {"pkg": changed}, "packages": {}, "environment": {}}
 
+    def prefetch(self, candidate: Candidate) -> None:
+        """Nothing is far away."""
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -81,11 +85,12 @@ def begin(folder: Path, kinds: str, verdict: str = "evidence") -> journal.Journa
     return journal.create(folder, header(kinds, verdict))
 
 
-def go(held: journal.Journal, runtime: Runtime) -> probing.Step:
+def go(held: journal.Journal, runtime: Runtime, jobs: int = 1) -> Outcome | None:
     """Go on with a journal to the answer, and give it back."""
     watcher = progress.Plain(StringIO())
     with held:
-        return Bisection(held, runtime, watcher, pythonpath=None, env={}).run()
+        record = Bisection(held, runtime, watcher, pythonpath=None, env={}, jobs=jobs).run()
+    return Search.of(record.header).outcome(record)
 
 
 def test_every_probe_has_a_session_of_its_own_and_an_empty_scratch_folder(tmp_path: Path) -> None:
@@ -304,7 +309,7 @@ def test_the_state_says_where_the_change_must_be_and_what_is_left(tmp_path: Path
     assert left[4] == (5, ["v0", "v7"])
     assert [count for count, _ in left] == sorted((count for count, _ in left), reverse=True)
     assert state.state(tmp_path / "b")["between"] == ["v3", "v4"]
-    assert bisection.probes_left(journal.read(tmp_path / "b")) == 0
+    assert state.state(tmp_path / "b")["probes_left"] == 0
 
 
 def test_progress_elsewhere_is_one_line_for_each_thing_that_happens(tmp_path: Path) -> None:

@@ -168,19 +168,19 @@ def test_an_end_that_cannot_be_tested_is_named() -> None:
 
 def test_the_bits_that_the_good_end_gives_most_are_the_good_ones() -> None:
     seen = {"a": [ran("odd"), ran("g"), ran("g")], "c": [ran("b"), ran("b")]}
-    counts = noisy._counts(list("abc"), seen, EVIDENCE)
+    counts = noisy.count(list("abc"), seen, EVIDENCE)
     assert counts == [Counts(2, 1), Counts(), Counts(0, 2)]
 
 
 def test_exit_codes_are_read_as_they_are() -> None:
     seen = {"a": [ran("", 0), ran("", 1)], "b": [ran("", 125)], "c": [ran("", 1), ran("", 0)]}
-    counts = noisy._counts(list("abc"), seen, Rule("exit-code"))
+    counts = noisy.count(list("abc"), seen, Rule("exit-code"))
     assert counts == [Counts(1, 1), Counts(0, 0, skipped=True), Counts(1, 1)]
 
 
 def test_an_id_at_two_places_counts_once() -> None:
     seen = {"a": [ran("g")], "b": [ran("b")], "c": [ran("b")]}
-    counts = noisy._counts(list("abac"), seen, EVIDENCE)
+    counts = noisy.count(list("abac"), seen, EVIDENCE)
     assert isinstance(counts, list)
     assert [c.good + c.bad for c in counts] == [1, 1, 0, 1]
     assert counts[2].skipped

@@ -31,7 +31,15 @@ from stackbisect.search.probing import (
     Tries,
     Try,
 )
-from stackbisect.search.verdict import EndsFailure, Rule, compare_ends, end_fault, read
+from stackbisect.search.verdict import (
+    EndsFailure,
+    Rule,
+    Verdict,
+    compare_ends,
+    end_fault,
+    judge,
+    read,
+)
 
 Class = Literal["untried", "again", "bad", "other", "untestable"]
 
@@ -88,6 +96,30 @@ def good_end(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEFAUL
     if len(seen.get(ids[-1], ())) < policy.ends or _bad_fault(ids, seen, rule) is not None:
         return None
     return _places(ids, seen, rule, policy).good
+
+
+def verdicts(
+    ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEFAULT
+) -> list[Verdict | None]:
+    """Every position's verdict so far; before there is a good end only what is bad is known."""
+    good = good_end(ids, seen, rule, policy)
+    if good is None:
+        return [_against_the_bad_end(each, ids, seen, rule, policy) for each in ids]
+    ends = probing.settled_ends(ids[good:], seen, rule, policy)
+    older = [None if ends is None else judge(seen.get(each, ()), ends, rule) for each in ids[:good]]
+    return [*older, *probing.verdicts(ids[good:], seen, rule, policy)]
+
+
+def _against_the_bad_end(
+    each: str, ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy
+) -> Verdict | None:
+    mine = seen.get(each, ())
+    fault = end_fault("bad", mine, rule)
+    if fault is not None:
+        return Verdict("untestable", "", fault.reason)
+    if not mine or not seen.get(ids[-1]) or _class(each, ids[-1], seen, rule, policy) != "bad":
+        return None
+    return Verdict("bad", read(mine[0], rule, {}).value or "")
 
 
 def probes_left(ids: Sequence[str], seen: Seen, rule: Rule, policy: Policy = DEFAULT) -> int:

@@ -109,7 +109,7 @@ def next_steps(
         missing = asked.missing(good, noise.ends, "the good end")
         missing += asked.missing(bad, noise.ends, "the bad end")
         return Batch(tuple(missing[:free]))
-    counts = _counts(ids, seen, rule)
+    counts = count(ids, seen, rule)
     if isinstance(counts, EndsFailure):
         return counts
     spent = sum(len(mine) for mine in seen.values())
@@ -174,8 +174,11 @@ def _same(found: Estimate) -> Same | None:
     return Same(f"no change is what is most probable ({100 * found.none:.0f} %)")
 
 
-def _counts(ids: Sequence[str], seen: Seen, rule: Rule) -> list[Counts] | EndsFailure:
-    """Every candidate's counts, read against the bits the good end gave most often."""
+def count(ids: Sequence[str], seen: Seen, rule: Rule) -> list[Counts] | EndsFailure:
+    """Every candidate's counts, read against the bits the good end gave most often.
+
+    Both ends must have been tried.
+    """
     good, bad = (_sound(seen[end], rule) for end in (ids[0], ids[-1]))
     for end, sound in (("good", good), ("bad", bad)):
         if not sound:

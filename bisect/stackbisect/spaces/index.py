@@ -13,17 +13,20 @@ from stackbisect.spaces import versions, window
 
 
 def space(
-    base: Base, package: str, good: str, bad: str, *, pre: bool, environ: Mapping[str, str]
+    base: Base, package: str, good: str | None, bad: str, *, pre: bool, environ: Mapping[str, str]
 ) -> window.Space:
-    """The versions from the good end to the bad end.
+    """The versions from the good end to the bad end; without a good end from the oldest on.
 
     Pre-releases between them count only with `pre`; one that is named as an end always does, and
     so does a yanked one. Raises UsageError for an end that does not exist.
     """
     listed = list(list_versions(base, package, pre=pre, environ=environ))
     notes: list[str] = []
-    ends = []
+    ends: list[str | None] = []
     for name, wanted in (("--good", good), ("--bad", bad)):
+        if wanted is None:
+            ends.append(None)
+            continue
         found = next((v for v in listed if versions.same(v, wanted)), None)
         if found is None:
             if not versions.is_version(wanted) or not can_be_had(base, package, wanted, environ):
@@ -32,7 +35,9 @@ def space(
             listed.insert(sum(versions.order(v) < versions.order(found) for v in listed), found)
             notes.append(f"{name} {wanted} is not listed by the index (yanked or a pre-release)")
         ends.append(found)
-    names, more = window.cut(listed, ends[0], ends[1])
+    first, last = ends
+    assert last is not None
+    names, more = window.cut(listed, first, last)
     candidates = tuple(
         Candidate(version, version, position, {"package": package, "version": version})
         for position, version in enumerate(names)

@@ -30,14 +30,23 @@ _OLDEST = "1990"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which tags: `pattern` filters by regular expression, `listed` gives names in their order."""
+    """Which tags: `pattern` filters by regular expression, `listed` gives names in their order.
 
-    good: str
+    `good` is None where the good end is to be found: all from the oldest on are candidates then.
+    """
+
+    good: str | None
     bad: str
     pattern: str | None = None
     order: Order = "version"
     listed: tuple[str, ...] | None = None
     platform: str = ""
+
+    @property
+    def ends(self) -> list[tuple[str, str]]:
+        """The ends that were named, each with its option."""
+        good = [] if self.good is None else [("--good", self.good)]
+        return [*good, ("--bad", self.bad)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def _image(tag: str, manifest: registry.Blob, config: Mapping[str, Any]) -> Imag
 
 
 def _check_ends(wanted: Wanted, listed: Sequence[str], repository: Repository) -> None:
-    for option, tag in (("--good", wanted.good), ("--bad", wanted.bad)):
+    for option, tag in wanted.ends:
         if tag not in listed:
             raise window.no_such(f"{option}: tag {repository.name}", tag, listed)
         if wanted.listed is not None and tag not in wanted.listed:
@@ -163,7 +172,7 @@ def _select(
     wanted: Wanted, listed: Sequence[str]
 ) -> tuple[list[str], list[Mapping[str, str]], list[str]]:
     """Names to look at in their order, what was left out, and notes."""
-    ends = (wanted.good, wanted.bad)
+    ends = [tag for _, tag in wanted.ends]
     excluded: list[Mapping[str, str]] = []
     known = set(listed)
     names = list(listed) if wanted.listed is None else list(wanted.listed)
@@ -181,7 +190,7 @@ def _select(
     if wanted.listed is not None or wanted.order == "created":
         return names, excluded, []
     keys = {name: versions.tag_key(name) for name in names}
-    for option, tag in (("--good", wanted.good), ("--bad", wanted.bad)):
+    for option, tag in wanted.ends:
         if keys[tag] is None:
             raise UsageError(
                 f"{option} {tag}: expected a tag with a version in it, found none; "
@@ -195,11 +204,12 @@ def _select(
 def _belongs(label: str, inside: set[str], wanted: Wanted) -> bool:
     """Whether a tag that was left out would lie between the ends, or nobody can tell."""
     key = versions.tag_key(label)
-    ends = [versions.tag_key(wanted.good), versions.tag_key(wanted.bad)]
+    ends = [versions.tag_key(tag) for _, tag in wanted.ends]
     if wanted.listed is not None or key is None or None in ends:
         return True
-    low, high = sorted(end for end in ends if end is not None)
-    return low < key < high and label not in inside
+    known = sorted(end for end in ends if end is not None)
+    low = () if wanted.good is None else known[0]
+    return low < key < known[-1] and label not in inside
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

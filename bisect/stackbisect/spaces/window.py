@@ -45,11 +45,14 @@ def no_such(what: str, wanted: str, known: Sequence[str]) -> UsageError:
     return UsageError(f"{what} {wanted!r} does not exist{offer}")
 
 
-def cut(ordered: Sequence[str], good: str, bad: str) -> tuple[list[str], tuple[str, ...]]:
+def cut(ordered: Sequence[str], good: str | None, bad: str) -> tuple[list[str], tuple[str, ...]]:
     """The names from the good to the bad end, both included, and notes.
 
-    Where the good end is the later one the list runs backwards: the search is for a repair.
+    Where the good end is the later one the list runs backwards: the search is for a repair. Without
+    a good end it begins with the oldest.
     """
+    if good is None:
+        return list(ordered[: ordered.index(bad) + 1]), ()
     first, last = ordered.index(good), ordered.index(bad)
     if first <= last:
         return list(ordered[first : last + 1]), ()

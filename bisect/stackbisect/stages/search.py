@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from stackbisect.journal import SEARCH, Header, Record
 from stackbisect.probe import Candidate
@@ -103,17 +103,17 @@ class Search:
         return self.verdicts(record)[self.ids.index(candidate.id)]
 
     def verdicts(self, record: Record) -> list[Verdict | None]:
-        """Every candidate's verdict so far. In noise: of those tried, by their commonest bits."""
+        """Every candidate's verdict so far. In noise: what most of its probes say."""
         ids, seen = self.ids, record.seen()
-        if not self.back:
-            return probing.verdicts(ids, seen, self.rule, self.policy)
-        good = gallop.good_end(ids, seen, self.rule, self.policy)
-        if good is None:
-            return [None] * len(ids)
-        return [
-            *([None] * good),
-            *probing.verdicts(ids[good:], seen, self.rule, self.policy),
-        ]
+        if self.noise is not None:
+            if not (seen.get(ids[0]) and seen.get(ids[-1])):
+                return [None] * len(ids)
+            counts = noisy.count(ids, seen, self.rule)
+            if isinstance(counts, EndsFailure):
+                return [None] * len(ids)
+            return [_in_noise(each) for each in counts]
+        ask = gallop.verdicts if self.back else probing.verdicts
+        return ask(ids, seen, self.rule, self.policy)
 
     def ahead(self, record: Record, under_way: Sequence[Ask], limit: int) -> Sequence[Candidate]:
         """Candidates that may be asked for soon."""
@@ -146,8 +146,7 @@ class Search:
         return tuple(Ask(self.candidates[t.position], t.attempt, t.why) for t in tries)
 
     def _tries(self, asks: Sequence[Ask]) -> tuple[Try, ...]:
-        places = {each: position for position, each in reversed(list(enumerate(self.ids)))}
-        return tuple(Try(places[a.candidate.id], a.attempt, a.why) for a in asks)
+        return tuple(Try(ask.candidate.position, ask.attempt, ask.why) for ask in asks)
 
     def _spent(self, record: Record) -> int:
         ids = set(self.ids)
@@ -180,3 +179,13 @@ class Search:
                 if each.good or each.bad
             },
         }
+
+
+def _in_noise(counts: noisy.Counts) -> Verdict | None:
+    tried = counts.good + counts.bad
+    if not tried:
+        return Verdict("untestable") if counts.skipped else None
+    if counts.good == counts.bad:
+        return None
+    kind: Literal["good", "bad"] = "good" if counts.good > counts.bad else "bad"
+    return Verdict(kind, kind, f"{max(counts.good, counts.bad)} of {tried} probes")
