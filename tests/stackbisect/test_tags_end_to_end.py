@@ -135,7 +135,7 @@ def _of_kind(folder: Path, version: str, kind: str) -> images.Image:
 
 
 def _ends(repository: images.Repository, good: str, bad: str) -> list[str]:
-    return ["--image", repository.reference, "--good", good, "--bad", bad]
+    return ["--image", repository.reference, "--good", good, "--bad", bad, "--depth", "search"]
 
 
 def _versions(number: int) -> list[str]:

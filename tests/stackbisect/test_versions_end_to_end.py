@@ -50,7 +50,7 @@ class Series(Program):
         """A bisection of the series."""
         return [
             *("run", "--json", "--name", "b", "--runtime", "venv", "--package", "summing"),
-            *("--good", good, "--bad", bad),
+            *("--good", good, "--bad", bad, "--depth", "search"),
             f"--index-args=--no-index --find-links {self.store}",
             *more,
             "--",
@@ -429,7 +429,16 @@ NOWHERE = ("plan", "--image", "127.0.0.1:1/train", "--good", "1", "--bad", "2")
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["run"], "--good"),
+        (["run"], "--bad"),
+        ([*NOWHERE, "--jobs", "0"], "--jobs: expected 1 or more"),
+        ([*NOWHERE, "--all-transitions", "0"], "--all-transitions: expected 1 or more"),
+        ([*NOWHERE, "--all-transitions", "--noisy"], "leave --all-transitions out"),
+        ([*NOWHERE[:3], "--bad", "2", "--noisy"], "--noisy: expected --good"),
+        (
+            [*("plan", "--package", "p", "--good", "1", "--bad", "2"), "--jobs", "2"]
+            + ["--evidence-file", "out"],
+            "share the working folder",
+        ),
         (["nonsense"], "nonsense"),
         (["resume", "none"], "known: none"),
         (["run", "--good", "1", "--bad", "2", "--package", "p"], "after `--`"),
@@ -519,7 +528,7 @@ def test_real_numpy_from_the_index(program: Series, tmp_path: Path) -> None:
     changes = [pair for pair in itertools.pairwise(versions) if bits[pair[0]] != bits[pair[1]]]
     ended = program(
         *("run", "--json", "--runtime", "venv", "--package", "numpy"),
-        *("--good", "2.1.2", "--bad", "2.2.1", "--", "python", "work.py"),
+        *("--good", "2.1.2", "--bad", "2.2.1", "--depth", "search", "--", "python", "work.py"),
     )
     if len(changes) != 1:
         pytest.skip(f"on this processor numpy's bits change {len(changes)} times here: {bits}")
