@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pinner.launch.taps import TapError
-from stackbisect import asked, journal, plan, progress, report, state
+from stackbisect import asked, journal, plan, progress, report, report_text, state, wording
 from stackbisect.bisection import Aborted, Bisection
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header, Journal, JournalError, Record
@@ -224,7 +224,7 @@ def _print_outcome(found: Mapping[str, Any], arguments: argparse.Namespace, worl
     if arguments.json:
         _print_json(world, found)
     else:
-        world.out(report.text(found))
+        world.out(report_text.text(found))
     return int(found["exit_code"])
 
 
@@ -272,7 +272,7 @@ def _to_come(now: Mapping[str, Any]) -> str:
     left, seconds = now["probes_left"], now["seconds_left"]
     if left is None:
         return ""
-    about = f" (about {report.duration(seconds)})" if seconds else ""
+    about = f" (about {wording.duration(seconds)})" if seconds else ""
     return f", at most {left} to come{about}"
 
 
@@ -292,7 +292,7 @@ def _log(arguments: argparse.Namespace, world: World) -> int:
         return 0
     for row in rows:
         code = "" if row["exit_code"] is None else f"exit {row['exit_code']}"
-        bits = report.short(row["digest"]) if row["digest"] else "no bits"
+        bits = wording.short(row["digest"]) if row["digest"] else "no bits"
         parts = [f"{row['probe']:4}", row["started"], f"{row['seconds']:8.1f} s", row["candidate"]]
         parts += [row["status"], code, bits, row["reason"]]
         world.out("  ".join(part for part in parts if part) + "\n")
@@ -308,7 +308,7 @@ def _report(arguments: argparse.Namespace, world: World) -> int:
     if arguments.json:
         _print_json(world, found)
     else:
-        world.out(report.text(found))
+        world.out(report_text.text(found))
     return 0
 
 

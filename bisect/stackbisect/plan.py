@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stackbisect import report
+from stackbisect import wording
 from stackbisect.search import probing
 from stackbisect.spaces import window
 
@@ -39,7 +39,7 @@ def text(plan: Mapping[str, Any]) -> str:
         details = each["details"]
         parts = [f"{each['label']:{width}}"]
         if "created" in details:
-            parts += [report.short(each["id"]), details["created"][:10], _size(details["size"])]
+            parts += [wording.short(each["id"]), details["created"][:10], _size(details["size"])]
             others = [tag for tag in details["tags"] if tag != each["label"]]
             parts += [f"also {', '.join(others)}"] if others else []
         lines.append("  " + "  ".join(parts))

@@ -7,9 +7,10 @@ import time
 from typing import Any, TextIO
 
 from stackbisect.probe import ProbeResult
-from stackbisect.report import last_lines, short
+from stackbisect.report import last_lines
 from stackbisect.search.verdict import Verdict
 from stackbisect.stage import Ask
+from stackbisect.wording import short
 
 _COLOURS = {
     "good": "green",

@@ -1,28 +1,31 @@
-"""What a bisection found, as JSON values and as text."""
+"""What a bisection found, as JSON values."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stackbisect import report_chain
 from stackbisect.journal import ROOT, Record
 from stackbisect.probe import Candidate, InfrastructureError, ProbeResult, Runtime
 from stackbisect.search import noisy, probing
 from stackbisect.search.transition import Transition
-from stackbisect.search.verdict import (
-    EndsFailure,
-    Verdict,
-    first_difference,
-)
-from stackbisect.stages import search
+from stackbisect.search.verdict import EndsFailure, Verdict, first_difference
+from stackbisect.stage import Context
+from stackbisect.stages import chain, search
 from stackbisect.stages.search import Search
 
 EXIT_CODES = {
     "found": 0,
     "not_reproduced": 1,
     "range": 2,
+    "elsewhere": 2,
+    "unresolved": 2,
+    "unstable": 2,
+    "same": 2,
+    "unconfirmed": 2,
     "ends_untestable": 4,
     "infrastructure": 5,
     "interrupted": 130,
@@ -37,14 +40,6 @@ Evidence is what a verdict comes from. Any of these gives some:
   --evidence-file GLOB                files the command writes
   --evidence-stdout REGEX             what the command prints, one step a match
 or ask for git's rule with --verdict exit-code."""
-
-_KINDS = {
-    "distributions": "Python distributions",
-    "packages": "Debian packages",
-    "environment": "environment",
-    "libraries": "shared libraries that were loaded",
-}
-_SHOWN_DIFFERENCES = 40
 
 
 def outcome(
@@ -72,22 +67,37 @@ def outcome(
         if right - left > 1:
             labels = [candidate.label for candidate in record.header.candidates]
             found["range"] = labels[left : right + 1]
+        found["notes"].append("components are not searched with --noisy: none is blamed")
     else:
         found.update(status="unfinished")
+    report_chain.add(found, record)
+    if found["status"] != "unfinished" and _goes_on(record, name):
+        found["status"] = "unfinished"
+        found["answer"] = report_chain.sentence(found)
     found["exit_code"] = EXIT_CODES[found["status"]]
     return found
+
+
+def _goes_on(record: Record, name: str) -> bool:
+    """Whether a stage has no conclusion yet."""
+    try:
+        return chain.current(record, Context(None, ROOT / name)) is not None
+    except InfrastructureError:  # what comes next is in a repository that is not there now
+        return True
 
 
 def stopped(record: Record, name: str, status: str, reason: str) -> dict[str, Any]:
     """The state as JSON values where the program had to stop."""
     found = _begin(record, name)
     found.update(status=status, reason=reason, exit_code=EXIT_CODES[status])
+    report_chain.add(found, record)
     found["resume"] = shlex.join(["stackbisect", "resume", name])
     return found
 
 
 def _begin(record: Record, name: str) -> dict[str, Any]:
-    header, known = record.header, Search.of(record.header).verdicts(record)
+    header = record.header
+    known = Search.of(header).verdicts(chain.first_search(record))
     testable = len({c.id for c in header.candidates})
     touched = {
         c.id
@@ -104,7 +114,6 @@ def _begin(record: Record, name: str) -> dict[str, Any]:
         "probe_bound": probing.probe_bound(testable - len(touched), len(touched)),
         "transitions": [],
         "monotonic": None,
-        "culprits": [],
         "difference": None,
         "verdicts": [
             _verdict(candidate, verdict, record, name)
@@ -245,147 +254,6 @@ def _libraries(record: Record, left: Candidate, right: Candidate) -> dict[str, l
         return {}
     names = sorted({*loaded[0]} ^ {*loaded[1]})
     return {name: [loaded[0].get(name), loaded[1].get(name)] for name in names}
-
-
-# -- as text ---------------------------------------------------------------------------------------
-
-
-def text(found: Mapping[str, Any]) -> str:
-    """The answer for people."""
-    return "\n".join(_lines(found)) + "\n"
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"bisection {found['name']}: {_headline(found)}"
-    if found.get("reason"):
-        yield f"  {found['reason']}"
-    if found.get("hint"):
-        yield from ("", *found["hint"].splitlines())
-    if found["last_good"] is not None:
-        yield f"  last good  {found['last_good']}"
-        yield f"  first bad  {found['first_bad']}"
-    if found.get("first_difference"):
-        yield f"  their bits first differ in {found['first_difference']}"
-    if found["range"]:
-        yield f"  between them nothing can be tested: {', '.join(found['range'][1:-1])}"
-    yield ""
-    yield from _verdict_lines(found["verdicts"])
-    if found["transitions"]:
-        yield from _transition_lines(found["transitions"])
-    yield from _difference_lines(found)
-    if found["excluded"]:
-        yield ""
-        yield "left out"
-        yield from (f"  {each['label']}: {each['reason']}" for each in found["excluded"])
-    if found["notes"]:
-        yield ""
-        yield from (f"note: {note}" for note in found["notes"])
-    yield ""
-    word = "probe" if found["probes"] == 1 else "probes"
-    yield f"{found['probes']} {word}, {duration(found['seconds'])}"
-    if found.get("resume"):
-        yield f"go on with: {found['resume']}"
-    yield f"run it again: cd {shlex.quote(found['workdir'])} && {found['again']}"
-
-
-def _headline(found: Mapping[str, Any]) -> str:
-    return {
-        "found": "found",
-        "not_reproduced": "not reproduced",
-        "range": "narrowed to a range that cannot be tested",
-        "ends_untestable": f"the {found.get('end', '')} end cannot be tested",
-        "infrastructure": "stopped before there was an answer",
-        "interrupted": "interrupted",
-        "unfinished": "not finished",
-    }[found["status"]]
-
-
-def _verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    width = max(len(each["label"]) for each in verdicts)
-    yield "candidates, from the good end to the bad end"
-    untried = 0
-    for each in verdicts:
-        if each["verdict"] is None and not each["probes"]:
-            untried += 1
-            continue
-        if untried:
-            yield f"  ... {untried} not tried"
-        untried = 0
-        yield f"  {each['label']:{width}}  {each['verdict'] or 'undecided':10}  {_about(each)}"
-    if untried:
-        yield f"  ... {untried} not tried"
-
-
-def _about(each: Mapping[str, Any]) -> str:
-    parts = []
-    if each["value"]:
-        parts.append(short(each["value"]))
-    if each["probes"]:
-        word = "probe" if len(each["probes"]) == 1 else "probes"
-        parts.append(f"{word} {', '.join(map(str, each['probes']))}")
-    if each["reason"]:
-        parts.append(each["reason"])
-    if each.get("tags"):
-        parts.append(f"also {', '.join(tag for tag in each['tags'] if tag != each['label'])}")
-    log = each["logs"][-1] if each["logs"] else ""
-    if log and each["verdict"] in ("untestable", "unstable"):
-        parts.append(f"log {log}")
-    return " · ".join(parts)
-
-
-def short(digest: str) -> str:
-    """The first digits of a digest, enough to tell bits apart by eye."""
-    return (digest.partition(":")[2] or digest)[:12]
-
-
-def _transition_lines(transitions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield ""
-    yield "transitions seen"
-    for each in transitions:
-        line = f"  {each['from']} ({each['from_verdict']}) → {each['to']} ({each['to_verdict']})"
-        if each["untestable"]:
-            line += f", untestable between: {', '.join(each['untestable'])}"
-        if each["untried"]:
-            line += f", not narrowed: {len(each['untried'])} untried between"
-        yield line
-
-
-def _difference_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    pairs = [(e["from"], e["to"], e["difference"]) for e in found["transitions"]]
-    whole = (found["last_good"], found["first_bad"], found["difference"])
-    if whole[:2] not in [pair[:2] for pair in pairs]:
-        pairs.append(whole)
-    for left, right, difference in pairs:
-        if not difference or not any(difference.values()):
-            continue
-        yield ""
-        yield f"what differs between {left} and {right}"
-        for kind, names in difference.items():
-            if names:
-                yield f"  {_KINDS.get(kind, kind)}"
-                yield from _changes(names)
-
-
-def _changes(names: Mapping[str, Sequence[str | None]]) -> Iterator[str]:
-    width = max(len(name) for name in names)
-    for count, (name, (old, new)) in enumerate(names.items()):
-        if count == _SHOWN_DIFFERENCES:
-            yield f"    ... and {len(names) - count} more (--json has all)"
-            return
-        yield f"    {name:{width}}  {_or_absent(old)} → {_or_absent(new)}"
-
-
-def _or_absent(value: str | None) -> str:
-    return "(absent)" if value is None else value
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def last_lines(result: ProbeResult, count: int = 5) -> list[str]:

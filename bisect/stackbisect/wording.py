@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stackbisect.spaces.components import Component
 
-_BEFORE = {
+_BEFORE: dict[str, str] = {
     "distribution": "",
     "package": "Debian package ",
     "library": "shared library ",
@@ -16,17 +16,30 @@ _BEFORE = {
 _DIGITS = 12
 
 
+def short(digest: str) -> str:
+    """The first digits of a digest, enough to tell bits apart by eye."""
+    return (digest.partition(":")[2] or digest)[:_DIGITS]
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def value(text: str | None) -> str:
     """A version, digest or variable's value; a digest is cut short."""
     if text is None:
         return "(absent)"
-    kind, colon, digits = text.partition(":")
-    return digits[:_DIGITS] if colon and kind == "sha256" else text or '""'
+    return short(text) if text.startswith("sha256:") else text or '""'
 
 
 def name(component: Component) -> str:
     """`numpy`, `Debian package libc6`, `variable OMP_NUM_THREADS`."""
-    return _BEFORE[component.kind] + component.name
+    return _BEFORE.get(component.kind, "") + component.name
 
 
 def change(component: Component) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stackbisect import journal, progress, report, state
+from stackbisect import journal, progress, report, report_text, state
 from stackbisect.bisection import Aborted, Bisection
 from stackbisect.probe import (
     Candidate,
@@ -217,7 +217,7 @@ def test_a_found_pair_has_every_verdict_and_what_differs(tmp_path: Path) -> None
     ]
     assert value["difference"]["distributions"] == {"pkg": ["1", "3"]}
     assert value["probes"] <= value["probe_bound"]
-    text = report.text(value)
+    text = report_text.text(value)
     assert "untestable between: v2" in text
     assert "pkg  1 → 3" in text
     assert "run it again: cd / && stackbisect run" in text
@@ -233,7 +233,7 @@ def test_both_transitions_of_a_third_value_are_shown_with_what_differs(tmp_path:
         ["5", "6"],
     ]
     assert value["difference"]["distributions"]["pkg"] == ["2", "6"]
-    text = report.text(value)
+    text = report_text.text(value)
     assert "v2 (good) → v3 (third)" in text
     assert "what differs between v2 and v6" in text
 
@@ -253,7 +253,7 @@ def test_other_endings_have_their_own_status_and_words(
     value = found(tmp_path, kinds)
     assert (value["status"], value["exit_code"]) == (status, code)
     assert value["last_good"] is None
-    assert words in report.text(value)
+    assert words in report_text.text(value)
 
 
 def test_no_evidence_names_the_ways_to_give_it(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_no_evidence_names_the_ways_to_give_it(tmp_path: Path) -> None:
 
     step = go(begin(tmp_path / "b", "gb"), Silent("gb"))
     assert isinstance(step, EndsFailure)
-    text = report.text(report.outcome(journal.read(tmp_path / "b"), "b", step, None))
+    text = report_text.text(report.outcome(journal.read(tmp_path / "b"), "b", step, None))
     for way in (
         "pinner.fingerprint",
         "--evidence-file",
@@ -275,7 +275,7 @@ def test_no_evidence_names_the_ways_to_give_it(tmp_path: Path) -> None:
 
 def test_a_long_list_shows_what_was_tried_and_counts_the_rest(tmp_path: Path) -> None:
     value = found(tmp_path, "g" * 100 + "b" * 100)
-    lines = report.text(value).splitlines()
+    lines = report_text.text(value).splitlines()
     assert len(lines) < 40
     assert any("not tried" in line for line in lines)
 

@@ -230,6 +230,7 @@ class _Told:
             "companions": [each.to_json() for each in stacks.of(answer.companions)],
             "whole": answer.whole,
             "at": at,
+            "swap_test": self._swap_test(),
             "components": len(stacks.everything),
             "notes": list(stacks.inventory.notes),
         }
@@ -246,6 +247,12 @@ class _Told:
             "given": [each.to_json() for each in stacks.of(culprit.given)],
             "versions": None,
         }
+
+    def _swap_test(self) -> dict[str, Any] | None:
+        """All components swapped; None where it was not tried."""
+        seen = self.stacks.tried(self.record).get(EMPTY, [])
+        verdict = judge(seen, self.ends, self.rule)
+        return None if verdict is None else self._shown(EMPTY, verdict)
 
     def _shown(self, mixture: Mixture, verdict: Verdict) -> dict[str, Any]:
         candidate = self.stacks.candidate_of(mixture)
