@@ -1,0 +1,61 @@
+"""Runs a job's command on this machine under pinner's observation, to its result.
+
+What runs in a checkout and what runs in a folder of the user's own differ in where they run and in
+a few variables; what is set, watched and read is the same (`host_probe`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stackbisect.probe import Job, ProbeResult
+from stackbisect.runtimes import harvest, host, host_probe, process
+
+STOPPED = "the bisection was stopped while this probe was under way"
+
+
+def run(
+    job: Job,
+    environ: Mapping[str, str],
+    secrets: Sequence[str],
+    started: float,
+    facts: Mapping[str, Any] | None = None,
+) -> ProbeResult:
+    """Run the job's command in its working folder, with `environ` as its base environment.
+
+    `started`: when the probe began, its preparation included. Raises process.Stopped where the job
+    is not wanted any more, and InfrastructureError.
+    """
+    before = host_probe.stamps(job)
+    ended = process.run(
+        job.command,
+        host_probe.environment(environ, job),
+        job.workdir,
+        log=job.log,
+        stdout=job.stdout,
+        time_limit=job.time_limit,
+        secrets=secrets,
+        stopped=job.stop.is_set,
+    )
+    written = host_probe.written(job, before)
+    left = harvest.read(job.session, job.stdout, job.evidence, written)
+    reason = host_probe.reason(job, left, ended.code, timed_out=ended.timed_out)
+    return ProbeResult(
+        status="untestable" if reason else "ran",
+        exit_code=ended.code,
+        reason=reason,
+        evidence=left.evidence,
+        facts={**left.facts, **(facts or {}), "host": host.facts()},
+        loaded={},
+        started=started,
+        ended=time.time(),
+        log=str(job.log),
+    )
+
+
+def last_lines(text: str, count: int = 12) -> str:
+    """The end of an output, on one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-count:])

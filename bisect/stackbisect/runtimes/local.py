@@ -1,0 +1,154 @@
+"""Tries candidates that only the user knows how to prepare, in folders of this machine.
+
+A candidate is a name. The user's own command prepares it, once: it gets the name in
+STACKBISECT_CANDIDATE and a folder of the candidate's own in STACKBISECT_FOLDER. The command that is
+tried gets the same two. Both run where the bisection was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, Unsupported
+from stackbisect.runtimes import container_options, here, host, host_probe, process
+from stackbisect.runtimes.checkouts import Refused, remove
+from stackbisect.runtimes.commits import described_host, underived
+from stackbisect.spaces.components import Component, Inventory
+
+CANDIDATE, FOLDER = "STACKBISECT_CANDIDATE", "STACKBISECT_FOLDER"
+CANDIDATES = "candidates"
+# Written last, beside the folder: one without it was left half-prepared.
+_COMPLETE = ".prepared"
+_WAIT_S = 0.2
+
+
+class LocalRuntime:
+    """Probes of candidates that `prepare` (a shell command) makes; None: nothing is prepared.
+
+    `folder` is the bisection's. Any number of threads may call `run` at once; where files are
+    evidence they take turns, because they share the command's working folder.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        prepare: str | None,
+        folder: Path,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        secret: frozenset[str] = frozenset(),
+    ) -> None:
+        self._prepare = prepare
+        self._folder = folder.absolute() / CANDIDATES
+        self._environ = dict(environ)
+        self._secret = secret
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """How candidates are prepared, this machine, and the variables that bear on numbers."""
+        return {
+            "runtime": self.name,
+            "prepare": self._prepare,
+            "host": described_host(),
+            "environment": host_probe.numeric(self._environ),
+        }
+
+    def run(self, candidate: Candidate, job: Job) -> ProbeResult:
+        """Prepare the candidate where it is not yet, and run the job's command."""
+        started = time.time()
+        facts = {"host": host.facts()}
+        base = underived(candidate)
+        place = self._place(base)
+        environ = {**self._environ, CANDIDATE: base.label, FOLDER: str(place)}
+        secrets = container_options.secret_values({**environ, **job.env}, self._secret)
+        try:
+            with self._alone(place.name, job):
+                self._prepared(place, environ, job, secrets)
+            with self._alone("", job) if job.evidence.files else contextlib.nullcontext():
+                return here.run(job, environ, secrets, started, facts)
+        except Refused as refused:
+            return host_probe.failed("untestable", str(refused), started, job, facts)
+        except process.Stopped:
+            return host_probe.failed("infrastructure", here.STOPPED, started, job, facts)
+        except (InfrastructureError, OSError) as error:
+            return host_probe.failed("infrastructure", str(error), started, job, facts)
+
+    def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
+        """Nothing is known of what the user prepares."""
+        return {}
+
+    def inventory(
+        self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
+    ) -> Inventory:
+        """Nothing is known of what the user prepares."""
+        raise Unsupported("what --prepare makes cannot be taken apart")
+
+    def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
+        """Nothing is known of what the user prepares."""
+        raise Unsupported(f"{component.id}: --runtime local knows no versions")
+
+    def prefetch(self, candidate: Candidate) -> None:
+        """Nothing is done ahead: what the user's command takes is not known."""
+
+    def close(self) -> None:
+        """Nothing is held between probes."""
+
+    def clean(self) -> int:
+        """Remove the candidates' folders; return their number."""
+        found = [each for each in self._folder.glob("*") if each.is_dir()]
+        remove(self._folder)
+        return len(found)
+
+    def _place(self, candidate: Candidate) -> Path:
+        digest = hashlib.sha256(f"{self._prepare}\0{candidate.id}".encode()).hexdigest()[:12]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", candidate.label)[:60].lstrip(".")
+        return self._folder / f"{name}-{digest}"
+
+    def _prepared(
+        self, place: Path, environ: Mapping[str, str], job: Job, secrets: Sequence[str]
+    ) -> None:
+        """Run the user's command where it did not succeed yet. Raises Refused."""
+        marker = place.with_name(place.name + _COMPLETE)
+        if marker.exists():
+            return
+        remove(place)
+        place.mkdir(parents=True)
+        if self._prepare is not None:
+            log = job.log.with_name("prepare.log")
+            ended = process.run(
+                ["/bin/sh", "-c", self._prepare],
+                {**environ, **job.env},
+                job.workdir,
+                log=log,
+                stdout=log.with_name("prepare.out"),
+                secrets=secrets,
+                stopped=job.stop.is_set,
+            )
+            if ended.code:
+                text = here.last_lines(log.read_text(errors="replace"), 4) or "no output"
+                remove(place)
+                raise Refused(f"--prepare ended with {ended.code}: {text} (log {log.name})")
+        marker.write_text("")
+
+    @contextlib.contextmanager
+    def _alone(self, name: str, job: Job) -> Iterator[None]:
+        """Wait for what only one probe may use at once."""
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        while not lock.acquire(timeout=_WAIT_S):
+            if job.stop.is_set():
+                raise process.Stopped("the program stops")
+        try:
+            yield
+        finally:
+            lock.release()
