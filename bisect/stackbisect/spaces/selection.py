@@ -130,7 +130,7 @@ class Comparison:
             run=(),
             soft=(),
         )
-        lines = [] if chosen.empty and not self.count else chosen.text(good, bad).splitlines()
+        lines = [] if chosen.empty else chosen.text(good, bad).splitlines()
         return [*lines, *(f"no lock holds: {hole}" for hole in self.holes)]
 
     def components(self) -> list[dict[str, Any]]:
@@ -146,9 +146,13 @@ class Comparison:
         ]
         for change in self.diff.settings:
             if not change.name.endswith(" (held)"):
-                old, new = (None if x is None else readable(x) for x in (change.old, change.new))
+                old, new = _setting_text(change.old), _setting_text(change.new)
                 found.append({"kind": "selection", "name": change.name, "good": old, "bad": new})
         return found
+
+
+def _setting_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else readable(value)
 
 
 def compare(good: Selection, bad: Selection) -> Comparison:

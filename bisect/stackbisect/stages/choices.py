@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pinner.launch.record import text_digest
 from pinner.launch.session_dir import SessionError
-from pinner.lockfile.codec import read_lock, write_lock
+from pinner.lockfile.codec import read_lock_with_digest, write_lock
 from pinner.lockfile.errors import LedgerError, LockError
 from pinner.lockfile.schema import Lock
 from stackbisect.journal import ROOT
@@ -307,10 +307,10 @@ class _Trial:
 
     def _sealed(self) -> Lock | None:
         sessions = [session_of(self.stage.context.folder, r) for _, r in self._probes("transplant")]
+        given = self._lock("transplant")
         try:
-            given = read_lock(self.stage.context.folder / self.data["transplant"]["file"])
             return selection.kept(given, sessions[:_TRIES])
-        except (LedgerError, LockError, SessionError, OSError):
+        except (LedgerError, SessionError, OSError):
             return None
 
     def _culprit(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,15 +362,30 @@ class _Trial:
         return [self._read_applied(what, result) for _, result in self._probes(what)]
 
     def _read_applied(self, what: str, result: ProbeResult) -> Applied | str:
-        shown, folder = self.data[what], self.stage.context.folder
+        shown = self.data[what]
         holes = {tuple(hole): "" for hole in shown["holes"]}
+        left_out = tuple(shown["left_out"])
+        given = selection.Transplant(self._lock(what), left_out, shown["count"])
         try:
-            given = selection.Transplant(
-                read_lock(folder / shown["file"]), tuple(shown["left_out"]), shown["count"]
-            )
-            return selection.applied(session_of(folder, result), given, holes)
-        except (LedgerError, LockError, OSError) as error:
+            return selection.applied(session_of(self.stage.context.folder, result), given, holes)
+        except (LedgerError, OSError) as error:
             return str(error)
+
+    def _lock(self, what: str) -> Lock:
+        """One of the locks that `begin` wrote. Raises InfrastructureError where it is another."""
+        file = self.stage.context.folder / self.data[what]["file"]
+        try:
+            lock, digest = read_lock_with_digest(file)
+        except LockError as error:
+            raise InfrastructureError(
+                f"{error}; put it back, or begin again with --fresh"
+            ) from error
+        if digest != self.data[what]["digest"]:
+            raise InfrastructureError(
+                f"{file}: expected the lock that this bisection made, found another; put it back, "
+                "or begin again with --fresh"
+            )
+        return lock
 
     def _faults(self) -> list[tuple[str, ...]]:
         return [_faults_of(each) for each in self._applied("transplant")]
