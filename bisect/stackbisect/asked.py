@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pinner.launch.taps import read_taps
+from stackbisect import asked_here
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header
 from stackbisect.probe import ContainerOptions, EvidenceOptions
@@ -24,6 +25,7 @@ _CONTAINER_OPTIONS = (
     *("mount", "shm_size", "ipc", "ulimit", "user", "device", "gpus", "network", "read_only"),
     *("entrypoint", "transfer", "image_budget"),
 )
+_HERE_OPTIONS = (*asked_here.GIT_OPTIONS, *asked_here.LOCAL_OPTIONS)
 _DEFAULTS = {"order": "version", "transfer": "auto"}
 
 
@@ -38,15 +40,24 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     _refuse_secrets(arguments.env)
     evidence(arguments)
     seconds(arguments.time_limit)
-    search = _search(arguments)
+    asked_here.complete(arguments)
+    search = {**_search(arguments), **asked_here.axis_setup(arguments, environ)}
+    here = asked_here.wanted(arguments)
+    if here is not None:
+        return {**_here(arguments, here), **search}
     if not arguments.image and not arguments.package:
         raise UsageError(
-            "expected --image (container tags) or --package (versions in --runtime venv), "
-            "found neither"
+            "expected --image (container tags), --package (versions in --runtime venv), --git "
+            "(commits) or --candidates (your own), found none of them"
         )
     taps = [dict(tap) for tap in read_taps(arguments.tap)]
     if arguments.runtime == "venv" or arguments.package:
-        _need(arguments, "venv", ("package",), ("image", *_TAG_OPTIONS, *_CONTAINER_OPTIONS))
+        _need(
+            arguments,
+            "venv",
+            ("package",),
+            ("image", *_TAG_OPTIONS, *_CONTAINER_OPTIONS, *_HERE_OPTIONS),
+        )
         setup = {
             "runtime": "venv",
             "package": arguments.package,
@@ -60,12 +71,18 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         }
         base_python.refuse_credentials([*setup["with"], *setup["index_args"]])
         return setup
-    _need(arguments, "docker", ("image",), ("package", "extras", "index_args", "pre"))
+    _need(
+        arguments,
+        "docker",
+        ("image",),
+        ("package", "extras", "index_args", "pre", *_HERE_OPTIONS),
+    )
     if arguments.tags is not None:
         _check_expression("--tags", arguments.tags)
     options = _container_options(arguments)
     container_options.host_config(options)
     container_options.environment(options, environ)
+    _refuse_shared_evidence(arguments, options)
     return {
         "runtime": "docker",
         "image": arguments.image,
@@ -81,12 +98,36 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     }
 
 
+def _here(arguments: argparse.Namespace, runtime: str) -> dict[str, Any]:
+    """The same for commits and candidates of the user's own."""
+    lists = () if runtime == "local" else ("list",)
+    tags = tuple(each for each in _TAG_OPTIONS if each != "list")
+    versions = ("package", "extras", "index_args", "pre")
+    _need(arguments, runtime, (), ("image", *lists, *tags, *versions, *_CONTAINER_OPTIONS))
+    taps = [dict(tap) for tap in read_taps(arguments.tap)]
+    return {**asked_here.setup(arguments, runtime), "taps": taps}
+
+
 def jobs(arguments: argparse.Namespace) -> int | None:
     """How many probes may be under way at once; None where nothing was said. Raises UsageError."""
     found: int | None = getattr(arguments, "jobs", None)
     if found is not None and found < 1:
         raise UsageError(f"--jobs: expected 1 or more, found {found}")
     return found
+
+
+def _refuse_shared_evidence(arguments: argparse.Namespace, options: ContainerOptions) -> None:
+    """Raise UsageError where two containers would write evidence into one folder of this host."""
+    if (jobs(arguments) or 1) == 1:
+        return
+    mounts = container_options.host_config(options)["Mounts"]
+    shared = [mount["Target"] for mount in mounts if not mount.get("ReadOnly")]
+    for pattern in arguments.evidence_file:
+        if any(Path(pattern).is_relative_to(target) for target in shared):
+            raise UsageError(
+                f"--evidence-file {pattern} lies in a mount that all probes write to: with --jobs "
+                "above 1 nobody could tell whose file it is; write it elsewhere in the container"
+            )
 
 
 def _search(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -98,11 +139,6 @@ def _search(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--noisy looks for one change; leave --all-transitions out")
     if arguments.noisy and not arguments.good:
         raise UsageError("--noisy: expected --good, found none: it counts good bits and others")
-    if (jobs(arguments) or 1) > 1 and arguments.package and arguments.evidence_file:
-        raise UsageError(
-            "--evidence-file does not go with --jobs above 1 here: probes share the working "
-            "folder, and nobody could tell whose file it is"
-        )
     return {
         "depth": arguments.depth,
         "jobs": jobs(arguments) or 1,
@@ -156,6 +192,14 @@ def space(
     arguments: argparse.Namespace, setup: dict[str, Any], environ: Mapping[str, str], tell: Tell
 ) -> window.Space:
     """The candidates. For versions, `setup` gets the interpreter's own path."""
+    return asked_here.with_variables(_space(arguments, setup, environ, tell), setup)
+
+
+def _space(
+    arguments: argparse.Namespace, setup: dict[str, Any], environ: Mapping[str, str], tell: Tell
+) -> window.Space:
+    if setup["runtime"] in ("git", "local"):
+        return asked_here.space(arguments, setup)
     if setup["runtime"] == "venv":
         return _versions(arguments, setup, environ)
     return _tags(arguments, setup, environ, tell)
@@ -239,7 +283,7 @@ def header(
 
 def default_name(arguments: argparse.Namespace) -> str:
     """A name that says what is searched."""
-    what = arguments.package or arguments.image
+    what = asked_here.name(arguments) or arguments.package or arguments.image
     whole = f"{what.rpartition('/')[2]}-{arguments.good or 'back-from'}-{arguments.bad}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")
 

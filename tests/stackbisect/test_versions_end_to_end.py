@@ -435,9 +435,9 @@ NOWHERE = ("plan", "--image", "127.0.0.1:1/train", "--good", "1", "--bad", "2")
         ([*NOWHERE, "--all-transitions", "--noisy"], "leave --all-transitions out"),
         ([*NOWHERE[:3], "--bad", "2", "--noisy"], "--noisy: expected --good"),
         (
-            [*("plan", "--package", "p", "--good", "1", "--bad", "2"), "--jobs", "2"]
-            + ["--evidence-file", "out"],
-            "share the working folder",
+            [*NOWHERE, "--jobs", "2", "--evidence-file", "/out/*.bin"]
+            + ["--mount", "type=bind,source=/tmp,target=/out"],
+            "in a mount that all probes write to",
         ),
         (["nonsense"], "nonsense"),
         (["resume", "none"], "known: none"),

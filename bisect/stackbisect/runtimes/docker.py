@@ -89,7 +89,7 @@ class DockerRuntime:
             file.touch()  # there to be read, also where no command ever ran
         status: Status = "infrastructure"
         try:
-            return self._apart(lambda task: self._probe(candidate, job, task))
+            return self._apart(lambda task: self._probe(candidate, job, task), job.stop)
         except Untestable as error:
             status, reason = "untestable", str(error)
         except Stopped:
@@ -135,13 +135,13 @@ class DockerRuntime:
         for task in tasks:
             task.wait_for_container()
 
-    def _apart(self, work: Callable[[_Task], _T]) -> _T:
-        """Do `work` in a thread of its own; what it raises is raised here.
+    def _apart(self, work: Callable[[_Task], _T], stop: threading.Event | None = None) -> _T:
+        """Do `work` in a thread of its own, to its end or until `stop`; what it raises is raised.
 
         There no KeyboardInterrupt can fall between the moment the daemon makes a container and the
         moment its id is known. An interrupt here tells the thread to stop and waits for it.
         """
-        task = _Task(self._closed)
+        task = _Task(self._closed, stop or threading.Event())
         results: list[_T] = []
 
         def carry_out() -> None:
@@ -231,7 +231,7 @@ class _Task:
     """
 
     closed: threading.Event
-    told: threading.Event = field(default_factory=threading.Event)
+    told: threading.Event
     ended: threading.Event = field(default_factory=threading.Event)
     holds_container: bool = False
     error: BaseException | None = None

@@ -32,7 +32,14 @@ from stackbisect.probe import (
     ProbeResult,
     Status,
 )
-from stackbisect.runtimes import archive, caches, container_files, container_options, harvest
+from stackbisect.runtimes import (
+    archive,
+    caches,
+    container_files,
+    container_options,
+    harvest,
+    host,
+)
 from stackbisect.runtimes.container_output import OutputFile
 from stackbisect.runtimes.docker_engine import (
     BISECTION_LABEL,
@@ -305,6 +312,7 @@ class Probe:
             "pythonpath": hidden,
             "ld_preload": self.image.variable("LD_PRELOAD"),
             "transfer": self.transfer,
+            "host": _host(self.engine),
         }
 
 
@@ -345,6 +353,22 @@ def failed(
         ended=time.time(),
         log=str(job.log),
     )
+
+
+def _host(engine: Engine) -> dict[str, Any]:
+    """The machine of the daemon: ours, or as much of another one as the daemon tells."""
+    told = engine.info()
+    here = host.facts()
+    if not engine.remote and told.get("KernelVersion") in (None, here["kernel"]):
+        return here
+    return {
+        "hostname": str(told.get("Name") or ""),
+        "kernel": str(told.get("KernelVersion") or ""),
+        "machine": str(told.get("Architecture") or ""),
+        "cpu": "",
+        "gpus": [],
+        "driver": "",
+    }
 
 
 def _reason(ending: Ending, left: harvest.Harvest) -> str:
