@@ -16,7 +16,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pinner.launch.taps import TapError
-from stackbisect import asked, journal, plan, progress, report, report_text, state, wording
+from stackbisect import (
+    asked,
+    asked_here,
+    journal,
+    plan,
+    progress,
+    report,
+    report_text,
+    state,
+    wording,
+)
 from stackbisect.bisection import Aborted, Bisection
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header, Journal, JournalError, Record
@@ -394,13 +404,13 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
         help="where the bits are good; without it the search goes back from the bad end, in "
         "doubling steps, until they are others",
     )
-    ends.add_argument("--bad", required=True, metavar="TAG|VERSION", help="where they are not")
+    ends.add_argument("--bad", metavar="TAG|VERSION|REV", help="where they are not")
     _search_options(parser)
     ends.add_argument(
         "--runtime",
-        choices=("docker", "venv"),
+        choices=("docker", "venv", "local", "git"),
         default=None,
-        help="default: docker with --image, venv with --package",
+        help="default: docker with --image, venv with --package, git with --git, else local",
     )
     tags = parser.add_argument_group("container tags")
     tags.add_argument("--image", metavar="HOST/NAME", help="the repository")
@@ -427,6 +437,7 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
     versions.add_argument("--python", metavar="PATH", default=sys.executable, help="the base")
     versions.add_argument("--index-args", metavar="ARGS", default="", help="passed on to pip")
     versions.add_argument("--pre", action="store_true", help="pre-releases count")
+    asked_here.add_options(parser)
 
 
 def _search_options(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,21 @@ def runtime(
     tell: pull_progress.Tell = pull_progress.silent,
 ) -> Cleanable:
     """The runtime for a bisection in `folder`; `tell` is told how pulls go. Raises UsageError."""
+    made = _runtime(setup, folder, environ, tell)
+    if "environment" not in setup:
+        return made
+    from stackbisect.runtimes.variables import VariablesRuntime
+
+    return VariablesRuntime(made, environ)
+
+
+def _runtime(
+    setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], tell: pull_progress.Tell
+) -> Cleanable:
+    if setup["runtime"] == "git":
+        return _git(setup, folder, environ)
+    if setup["runtime"] == "local":
+        return _local(setup, folder, environ)
     if setup["runtime"] == "venv":
         return _venv(setup, folder, environ)
     return _docker(setup, folder, environ, tell)
@@ -37,7 +52,7 @@ def runtime(
 
 def command_env(setup: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Variables to set for the command where the runtime does not do it itself."""
-    if setup["runtime"] != "venv":
+    if setup["runtime"] not in ("venv", "git", "local"):
         return {}
     try:
         return container_options.environment(
@@ -61,9 +76,35 @@ def _venv(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) ->
         setup["with"],
         folder / ENVIRONMENTS,
         environ,
-        # A bare NAME is how one passes a secret.
-        secret=frozenset(text for text in setup["env"] if "=" not in text),
+        secret=secret(setup),
     )
+
+
+def secret(setup: Mapping[str, Any]) -> frozenset[str]:
+    """The variables whose values must reach no log: a bare NAME is how one passes a secret."""
+    axis = setup.get("environment", {})
+    texts = [*setup.get("env", ()), *axis.get("good", ()), *axis.get("bad", ())]
+    return frozenset(text for text in texts if "=" not in text)
+
+
+def _git(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+    from stackbisect.runtimes.commits import CommitRuntime
+    from stackbisect.spaces.commits import Repository
+
+    return CommitRuntime(
+        Repository(setup["git"]),
+        folder,
+        setup["build"],
+        environ,
+        budget=setup["build_budget"],
+        secret=secret(setup),
+    )
+
+
+def _local(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+    from stackbisect.runtimes.local import LocalRuntime
+
+    return LocalRuntime(setup["prepare"], folder, environ, secret=secret(setup))
 
 
 def _docker(

@@ -83,17 +83,19 @@ class Change:
 class Repository:
     """A git repository, bare or not, read with GitPython."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Open the repository that holds `path`. Raises UsageError."""
+    def __init__(self, path: str | Path, option: str = "--git") -> None:
+        """Open the repository that holds `path`, which `option` gave. Raises UsageError."""
         git = _gitpython()
         try:
             self._repo = git.Repo(path, search_parent_directories=True)
         except git.NoSuchPathError:
             raise UsageError(
-                f"--git {path}: expected a git repository, found no such path"
+                f"{option} {path}: expected a git repository, found no such path"
             ) from None
         except git.InvalidGitRepositoryError:
-            raise UsageError(f"--git {path}: expected a git repository, found none there") from None
+            raise UsageError(
+                f"{option} {path}: expected a git repository, found none there"
+            ) from None
         self.git_dir = str(Path(self._repo.common_dir).resolve())
         self._error = git.GitCommandError
 

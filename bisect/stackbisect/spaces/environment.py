@@ -126,14 +126,10 @@ def space(base: window.Space, axis: Axis) -> window.Space:
     else:
         ends = (("good", axis.good), ("bad", axis.bad))
         made = [
-            _candidate(stack, read(f"--env-{end}", texts), f"{end}: {_shown(texts)}", n)
+            _candidate(stack, read(f"--env-{end}", texts), f"env-{end}", n)
             for n, (end, texts) in enumerate(ends)
         ]
     return window.Space(tuple(made), base.excluded, base.notes)
-
-
-def _shown(texts: Sequence[str]) -> str:
-    return " ".join(texts) or "none of them"
 
 
 def _candidate(base: Candidate, variables: Variables, label: str, position: int) -> Candidate:
