@@ -20,6 +20,7 @@ from stackbisect import (
     asked,
     asked_here,
     journal,
+    markdown,
     plan,
     progress,
     report,
@@ -317,6 +318,8 @@ def _report(arguments: argparse.Namespace, world: World) -> int:
         found = report.outcome(record, name, _search_outcome(record), None)
     if arguments.json:
         _print_json(world, found)
+    elif arguments.markdown:
+        world.out(markdown.page(found))
     else:
         world.out(report_text.text(found))
     return 0
@@ -381,6 +384,7 @@ def _parser() -> argparse.ArgumentParser:
     log.add_argument("probe", metavar="PROBE", type=int, nargs="?")
     shown = _command(commands, "report", _report, "the answer again")
     shown.add_argument("name", metavar="NAME")
+    shown.add_argument("--markdown", action="store_true", help="a page to paste in an issue")
     clean = _command(commands, "clean", _clean, "remove bisections and what they left")
     clean.add_argument("names", metavar="NAME", nargs="*")
     clean.add_argument("--all", action="store_true", help="every bisection of this folder")

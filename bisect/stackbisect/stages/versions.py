@@ -61,6 +61,8 @@ class Versions:
         if "unsupported" in record.stages[self.name]:
             reason = record.stages[self.name]["unsupported"]
             return Done({"status": "unsupported", "reason": reason})
+        if len(self._versions(record)) == 2:
+            return Done(self._neighbours())
         candidates = self._candidates(record)
         ids = [each.id for each in candidates]
         tries = [
@@ -78,7 +80,7 @@ class Versions:
 
     def probes_left(self, record: Record) -> int:
         """The most, with two classes of bits."""
-        if self.name not in record.stages:
+        if self.name not in record.stages or len(self._versions(record)) == 2:
             return 0
         ids = [each.id for each in self._candidates(record)]
         return probing.probes_left(ids, record.seen(), self.rule)
@@ -124,6 +126,19 @@ class Versions:
             Candidate(each.id, f"{self.bad.label} with {self.component.name} {v}", p, each.details)
             for p, (each, v) in enumerate(zip(ordered, versions, strict=True))
         ]
+
+    def _neighbours(self) -> dict[str, Any]:
+        """There is nothing between the two: what shows the culprit shows this."""
+        return {
+            "status": "found",
+            "reason": "no version lies between them",
+            "component": self.component.to_json(),
+            "last_good": self.component.good,
+            "first_bad": self.component.bad,
+            "range": None,
+            "versions": [],
+            "monotonic": True,
+        }
 
     def _result(self, record: Record, step: probing.Outcome) -> dict[str, Any]:
         versions = self._versions(record)
