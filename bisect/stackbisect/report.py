@@ -233,7 +233,7 @@ def _add_differences(
     except InfrastructureError as error:
         found["notes"].append(f"what differs could not be read: {error}")
         return
-    if whole is not None and not any(whole.values()):
+    if whole and not any(whole.values()):
         found["notes"].append(
             "nothing that is listed differs between the two; the change is in other files"
         )

@@ -19,6 +19,7 @@ from stackbisect.spaces.components import Component
 from stackbisect.stage import Context, Stage
 from stackbisect.stages import components
 from stackbisect.stages.choices import Choices
+from stackbisect.stages.commits import commit_stages, commits_searched
 from stackbisect.stages.components import Components, Stacks
 from stackbisect.stages.confirm import Confirm
 from stackbisect.stages.search import Search
@@ -61,11 +62,12 @@ def _into(
     record: Record, found: Between, search: Search, context: Context
 ) -> Generator[Stage, None, Candidate]:
     """What lies between the two sides. Returns the stack with good bits that differs least."""
+    yield from commit_stages(record, context)
     chosen = Choices(found.good, found.bad, search.rule, context)
     yield chosen
     if record.conclusions[chosen.name]["status"] == "selection":
         return chosen.candidate("transplant", record.stages[chosen.name])
-    if not _reaches(record.header, "components"):
+    if not _reaches(record.header, "components") or commits_searched(record.header):
         return found.good
     yield Components(found.good, found.bad, search.rule, context)
     result = record.conclusions[components.NAME]

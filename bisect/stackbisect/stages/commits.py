@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from stackbisect.errors import UsageError
-from stackbisect.journal import SEARCH, Record
+from stackbisect.journal import SEARCH, Header, Record
 from stackbisect.probe import Candidate, InfrastructureError
 from stackbisect.runtimes.sources import Absent, Git, Sources
 from stackbisect.search import noisy
@@ -158,8 +158,7 @@ def commit_stages(record: Record, context: Context) -> Iterator[Stage]:
 
     Raises InfrastructureError where the repositories cannot be read.
     """
-    setup = record.header.setup
-    if setup.get("runtime") != "git" or setup.get("environment"):
+    if not commits_searched(record.header):
         return
     if record.conclusions.get(SEARCH, {}).get("status") != "found":
         return
@@ -171,6 +170,11 @@ def commit_stages(record: Record, context: Context) -> Iterator[Stage]:
         if type(error).__module__.partition(".")[0] != "git":
             raise
         raise commits.failed(error) from error
+
+
+def commits_searched(header: Header) -> bool:
+    """Whether a bisection's candidates are commits."""
+    return header.setup.get("runtime") == "git" and "environment" not in header.setup
 
 
 def _stages(record: Record, context: Context) -> Iterator[Stage]:
