@@ -93,7 +93,9 @@ def _through(
         stage.ahead(held.record, list(under_way.values()), 4)
         number = draw.choice(list(under_way)) if draw else next(iter(under_way))
         ask = under_way.pop(number)
-        result = replace(runtime.run(ask.candidate, None), log=f"probes/{number:04d}/log")
+        folder = f"probes/{number:04d}"
+        (held.folder / folder / "session" / "ledger").mkdir(parents=True)
+        result = replace(runtime.run(ask.candidate, None), log=f"{folder}/log")
         held.finish(number, ask.candidate, ask.attempt, result, stage.name)
         stage.verdict(held.record, ask.candidate)
     raise AssertionError(f"stage {stage.name} does not end")

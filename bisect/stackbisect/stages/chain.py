@@ -17,7 +17,7 @@ from stackbisect.search import probing
 from stackbisect.search.verdict import Ends
 from stackbisect.spaces.components import Component
 from stackbisect.stage import Context, Stage
-from stackbisect.stages import components
+from stackbisect.stages import components, confirm
 from stackbisect.stages.choices import Choices
 from stackbisect.stages.commits import commit_stages, commits_searched
 from stackbisect.stages.components import Components, Stacks
@@ -49,20 +49,24 @@ def stages(record: Record, context: Context) -> Iterator[Stage]:
 def _all(record: Record, context: Context) -> Iterator[Stage]:
     search = Search.of(record.header)
     yield search
-    found = between(record)
-    if found is None or depth(record.header) == "search":
+    if depth(record.header) == "search":
         return
-    good = found.good
+    yield from commit_stages(record, context)
+    found = between(record)
+    if found is None:
+        return
+    good, bad, ends = found.good, found.bad, found.ends
     if not found.unstable:
         good = yield from _into(record, found, search, context)
-    yield Confirm(good, found.bad, found.ends, search.rule)
+    if commits_searched(record.header):
+        good, bad, ends = _last_commits(record, search) or (good, bad, ends)
+    yield Confirm(good, bad, ends, search.rule)
 
 
 def _into(
     record: Record, found: Between, search: Search, context: Context
 ) -> Generator[Stage, None, Candidate]:
     """What lies between the two sides. Returns the stack with good bits that differs least."""
-    yield from commit_stages(record, context)
     chosen = Choices(found.good, found.bad, search.rule, context)
     yield chosen
     if record.conclusions[chosen.name]["status"] == "selection":
@@ -77,6 +81,19 @@ def _into(
     if _reaches(record.header, "versions"):
         yield from _versions(stacks, result, search, context)
     return _without(stacks, result)
+
+
+def _last_commits(record: Record, search: Search) -> tuple[Candidate, Candidate, Ends] | None:
+    """The two commits where the way down ended, in a branch, a submodule or behind a pin."""
+    before = replace(record, probes=tuple(p for p in record.probes if p.stage != confirm.NAME))
+    for name, result in reversed(record.conclusions.items()):
+        if "row" not in result or result["status"] != "found":
+            continue
+        row = record.stages[name]["rows"][result["row"]]["candidates"]
+        good, bad = (Candidate.from_json(row[place]) for place in result["pair"])
+        ends = components.settled(good, bad, before, search.rule)
+        return None if ends is None else (good, bad, ends)
+    return None
 
 
 def depth(header: Header) -> str:
