@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -19,6 +20,8 @@ from pinner.launch.taps import TapError
 from stackbisect import (
     asked,
     asked_here,
+    by_hand,
+    by_hand_commands,
     journal,
     markdown,
     plan,
@@ -73,8 +76,7 @@ def run(words: Sequence[str], world: World) -> int:
     own, command = _split(words)
     arguments = argparse.Namespace(json="--json" in own)
     try:
-        arguments = _parser().parse_args(own)
-        arguments.words, arguments.command = own, command
+        arguments = _parsed(own, command)
         return int(arguments.function(arguments, world))
     except (UsageError, TapError) as error:
         return _fails(arguments, world, str(error), USAGE)
@@ -91,6 +93,12 @@ def run(words: Sequence[str], world: World) -> int:
         return _fails(arguments, world, f"{error.filename or 'system'}: {error.strerror}", code)
     finally:
         world.watcher.close()
+
+
+def _parsed(own: Sequence[str], command: tuple[str, ...] = ()) -> argparse.Namespace:
+    arguments = _parser().parse_args(own)
+    arguments.words, arguments.command, arguments.parse = list(own), command, _parsed
+    return arguments
 
 
 def _fails(arguments: argparse.Namespace, world: World, text: str, code: int) -> int:
@@ -146,6 +154,8 @@ def _resume(arguments: argparse.Namespace, world: World) -> int:
     folder = world.root / journal.check_name(arguments.name)
     with journal.resume(folder) as held:
         header = held.record.header
+        if by_hand.is_by_hand(header):
+            raise UsageError(f"{arguments.name} goes by hand: stackbisect next, good, bad, skip")
         if arguments.command and tuple(arguments.command) != header.command:
             raise journal.ChangedError(
                 arguments.name,
@@ -288,8 +298,10 @@ def _to_come(now: Mapping[str, Any]) -> str:
 
 
 def _log(arguments: argparse.Namespace, world: World) -> int:
-    folder = world.root / journal.check_name(arguments.name)
+    folder = world.root / by_hand_commands.name_of(arguments, world)
     record = journal.read(folder)
+    if by_hand.is_by_hand(record.header):
+        return by_hand_commands.log(record, arguments, world)
     if arguments.probe is not None:
         probed = next((p for p in record.probes if p.number == arguments.probe), None)
         if probed is None:
@@ -311,8 +323,10 @@ def _log(arguments: argparse.Namespace, world: World) -> int:
 
 
 def _report(arguments: argparse.Namespace, world: World) -> int:
-    name = journal.check_name(arguments.name)
+    name = by_hand_commands.name_of(arguments, world)
     record = journal.read(world.root / name)
+    if by_hand.is_by_hand(record.header):
+        return by_hand_commands.report(record, name, arguments, world)
     found = record.answer
     if found is None:
         found = report.outcome(record, name, _search_outcome(record), None)
@@ -334,13 +348,8 @@ def _clean(arguments: argparse.Namespace, world: World) -> int:
         folder = world.root / journal.check_name(name)
         record = journal.read(folder)
         with journal.hold(folder):
-            runtime = choose.runtime(record.header.setup, folder, world.environ)
-            try:
-                runtime.clean()
-            except InfrastructureError as error:
-                world.err(f"stackbisect: {name}: containers may be left: {error}\n")
-            finally:
-                runtime.close()
+            if not by_hand.is_by_hand(record.header):
+                _clean_runtime(record.header, folder, world)
             shutil.rmtree(folder)
         removed.append(name)
     if arguments.json:
@@ -348,6 +357,16 @@ def _clean(arguments: argparse.Namespace, world: World) -> int:
     else:
         world.out("".join(f"removed {name}\n" for name in removed))
     return 0
+
+
+def _clean_runtime(header: Header, folder: Path, world: World) -> None:
+    runtime = choose.runtime(header.setup, folder, world.environ)
+    try:
+        runtime.clean()
+    except InfrastructureError as error:
+        world.err(f"stackbisect: {folder.name}: containers may be left: {error}\n")
+    finally:
+        runtime.close()
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -380,14 +399,15 @@ def _parser() -> argparse.ArgumentParser:
     status = _command(commands, "status", _status, "what is known, and what is left")
     status.add_argument("name", metavar="NAME", nargs="?")
     log = _command(commands, "log", _log, "every probe, or the output of one")
-    log.add_argument("name", metavar="NAME")
+    log.add_argument("name", metavar="NAME", nargs="?", help="default: the one by hand")
     log.add_argument("probe", metavar="PROBE", type=int, nargs="?")
     shown = _command(commands, "report", _report, "the answer again")
-    shown.add_argument("name", metavar="NAME")
+    shown.add_argument("name", metavar="NAME", nargs="?", help="default: the one by hand")
     shown.add_argument("--markdown", action="store_true", help="a page to paste in an issue")
     clean = _command(commands, "clean", _clean, "remove bisections and what they left")
     clean.add_argument("names", metavar="NAME", nargs="*")
     clean.add_argument("--all", action="store_true", help="every bisection of this folder")
+    by_hand_commands.register(partial(_command, commands), _space_options, _probe_options)
     return parser
 
 
