@@ -77,11 +77,11 @@ def _proof(chain: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [row for each in chain for row in each["proof"]]
     if not rows:
         return
-    yield from _header("stack", "bits", "digest", "probes")
+    yield from _header("what shows it", "stack", "bits", "digest", "probes")
     for row in rows:
         digest = _code(wording.short(row["value"])) if row["value"] else ""
         numbers = ", ".join(map(str, row["probes"]))
-        yield _row(_text(row["label"]), row["verdict"] or row["what"], digest, numbers)
+        yield _row(row["what"], _text(row["label"]), row["verdict"] or "", digest, numbers)
     yield ""
 
 

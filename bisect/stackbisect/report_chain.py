@@ -149,7 +149,7 @@ def _proof(
         for what, label in zip(("last good", "first bad"), wanted, strict=True):
             each = next((v for v in shown if v.get("version", v.get("label")) == label), None)
             if each is not None:
-                yield _row(what, {"label": label, **each})
+                yield _row(what, each)
 
 
 def _rows(result: Mapping[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -173,9 +173,9 @@ def _turns(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for turn in result["turns"]:
         side = turn["side"]
         yield {
-            "what": side,
+            "what": f"{side} side",
             "label": result[f"{side}_label"],
-            "verdict": side if result["status"] == "confirmed" else None,
+            "verdict": turn["verdict"],
             "value": next(values[side]),
             "probes": [turn["probe"]],
         }
@@ -249,10 +249,8 @@ def sentence(found: Mapping[str, Any]) -> str:
             "interrupted": "interrupted",
         }.get(status, "not finished")
     where = f"between {found['last_good']} and {found['first_bad']}"
-    if found["range"] and len(found["range"]) > 2:
-        where += (
-            f" ({wording.counted(len(found['range']) - 2, 'candidate')} between them untestable)"
-        )
+    if found["range"]:
+        where += " (candidates between them cannot be tested)"
     culprits, commit = found["culprits"], found.get("commit")
     if status == "unconfirmed":
         return f"the change {where} was not confirmed: {found['reason']}"

@@ -86,15 +86,25 @@ def _chain_lines(chain: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {number}. {each['title']}: {each['result'] or each['status']}{cost}"
         if each["reason"]:
             yield f"     {each['reason']}"
-        width = max((len(row["label"]) for row in each["proof"]), default=0)
-        for row in each["proof"]:
-            yield f"     {row['label']:{width}}  {bits(row):24}  {numbers(row)}".rstrip()
+        yield from _columns([proof_cells(row) for row in each["proof"]])
+
+
+def proof_cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """What shows a result: what for, the stack, its bits, its probes."""
+    return str(row["what"]), str(row["label"]), bits(row), numbers(row)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        yield f"     {'  '.join(cells)}".rstrip()
 
 
 def bits(row: Mapping[str, Any]) -> str:
     """A proof's verdict and digest."""
     value = wording.short(row["value"]) if row["value"] else ""
-    return " ".join(part for part in (row["verdict"] or row["what"], value) if part)
+    return " ".join(part for part in (row["verdict"] or "", value) if part)
 
 
 def numbers(row: Mapping[str, Any]) -> str:

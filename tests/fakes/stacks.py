@@ -91,11 +91,19 @@ class Simulated:
         return list(self.index.get(component.id, ()))
 
     def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
-        """Distributions alone."""
+        """By kind, without the libraries: these are known from what was loaded."""
         left, right = self.values(good), self.values(bad)
-        names = [n for n in left if n.startswith("distribution:") and left[n] != right.get(n)]
-        changed = {n.partition(":")[2]: [left[n], right.get(n)] for n in names}
-        return {"distributions": changed, "packages": {}, "environment": {}}
+        found: dict[str, dict[str, list[str | None]]] = {
+            "distributions": {},
+            "packages": {},
+            "environment": {},
+        }
+        for each in left:
+            kind, _, name = each.partition(":")
+            place = {"distribution": "distributions", "package": "packages"}.get(kind, kind)
+            if place in found and left[each] != right.get(each):
+                found[place][name] = [left[each], right.get(each)]
+        return found
 
     def prefetch(self, candidate: Candidate) -> None:
         """Nothing is to be built."""

@@ -120,3 +120,9 @@ def interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals are written without waiting for the disk: what is tested is not about power cuts."""
+    monkeypatch.setattr("stackbisect.journal.os.fsync", lambda descriptor: None)

@@ -15,14 +15,10 @@ from tests.fakes.stacks import Bits, Simulated, Values
 from tests.stackbisect.histories import ran
 from tests.stackbisect.simulated import KINDS, begin, go, header, names, tables
 
+pytestmark = pytest.mark.usefixtures("no_sync")
+
 COUNT = 34
 BAD = "2.0"
-
-
-@pytest.fixture(autouse=True)
-def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about a disk that loses power."""
-    monkeypatch.setattr(journal.os, "fsync", lambda descriptor: None)
 
 
 def drawn() -> random.Random:

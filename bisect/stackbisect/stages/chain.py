@@ -86,7 +86,7 @@ def _into(
 def _last_commits(record: Record, search: Search) -> tuple[Candidate, Candidate, Ends] | None:
     """The two commits where the way down ended, in a branch, a submodule or behind a pin."""
     before = replace(record, probes=tuple(p for p in record.probes if p.stage != confirm.NAME))
-    for name, result in reversed(record.conclusions.items()):
+    for name, result in reversed([*record.conclusions.items()]):
         if "row" not in result or result["status"] != "found":
             continue
         row = record.stages[name]["rows"][result["row"]]["candidates"]

@@ -83,10 +83,18 @@ class Confirm:
             "good_label": self.good.label,
             "bad_label": self.bad.label,
             "turns": [
-                {"side": "good" if place % 2 == 0 else "bad", "probe": probed.number}
-                for place, probed in enumerate(done)
+                {
+                    "side": "good" if place % 2 == 0 else "bad",
+                    "probe": probed.number,
+                    "verdict": self._kind(reading),
+                }
+                for place, (probed, reading) in enumerate(zip(done, readings, strict=True))
             ],
         }
+
+    def _kind(self, reading: Reading) -> str:
+        kinds = {None: "untestable", self.ends.good: "good", self.ends.bad: "bad"}
+        return kinds.get(reading.value, "third")
 
     def _fault(self, place: int, reading: Reading) -> str:
         label = self._order[place].label

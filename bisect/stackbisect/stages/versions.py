@@ -177,12 +177,15 @@ class Versions:
         return [
             {
                 "version": version,
+                "label": each.label,
                 "verdict": verdict.kind,
                 "value": verdict.value or None,
                 "reason": verdict.reason,
-                "probes": [p.number for p in record.probes if p.candidate == each],
+                "probes": [p.number for p in record.probes if p.candidate == each.id],
             }
-            for version, each, verdict in zip(self._versions(record), ids, known, strict=True)
+            for version, each, verdict in zip(
+                self._versions(record), candidates, known, strict=True
+            )
             if verdict is not None
         ]
 
