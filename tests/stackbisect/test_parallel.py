@@ -170,6 +170,19 @@ def test_what_is_asked_next_was_foretold() -> None:
             mine.append(probe(history[step.position], step.attempt))
 
 
+def test_foretelling_ends_where_a_third_value_leaves_two_changes() -> None:
+    """One of the two may be narrowed already while the other is not."""
+    ids = [str(p) for p in range(6)]
+    for middle in itertools.product("gbtx", repeat=4):
+        history = "g" + "".join(middle) + "b"
+        seen: dict[str, list[ProbeResult]] = {}
+        while isinstance(step := probing.next_step(ids, seen, EVIDENCE), Try):
+            ahead = probing.ahead(ids, seen, EVIDENCE, under_way=[step], limit=2)
+            assert step.position not in {each.position for each in ahead}, history
+            mine = seen.setdefault(ids[step.position], [])
+            mine.append(probe(history[step.position], step.attempt))
+
+
 def test_foretold_probabilities_are_the_shares_of_all_changes() -> None:
     size, ids = 30, [str(p) for p in range(30)]
     seen = {"0": 2 * [probe("g", 1)], "29": 2 * [probe("b", 1)]}

@@ -324,7 +324,9 @@ class _Futures:
 
     def add(self, known: Sequence[Verdict | None], running: Collection[int], weight: float) -> None:
         """Weigh the futures of one state that has a probability of `weight`."""
-        wanted = transition.wanted(known)[0]
+        wanted = self._next(known, running)
+        if wanted is None:
+            return
         inside = [p for p in range(wanted.left + 1, wanted.right) if known[p] is None]
         places_of_change = [*inside, wanted.right]
         bounds = [wanted.left, *(p for p in inside if p in running), wanted.right]
@@ -342,6 +344,17 @@ class _Futures:
         if len(self.weights) < self.limit:
             for future, places, share in futures:
                 self.add(future, places, share)
+
+    def _next(
+        self, known: Sequence[Verdict | None], running: Collection[int]
+    ) -> transition.Transition | None:
+        """A transition that is narrowed now; with a third value there are two."""
+        found = transition.wanted(known)
+        untried = {each: {p for p in each.between if known[p] is None} for each in found}
+        left = [each for each in found if untried[each]]
+        return next((each for each in left if not untried[each].isdisjoint(running)), None) or next(
+            iter(left), None
+        )
 
 
 def _verdicts(

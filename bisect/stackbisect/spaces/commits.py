@@ -98,6 +98,7 @@ class Repository:
             ) from None
         self.git_dir = str(Path(self._repo.common_dir).resolve())
         self._error = git.GitCommandError
+        self._seen: dict[str, Commit] = {}
 
     @property
     def path(self) -> str:
@@ -141,8 +142,10 @@ class Repository:
             return None
 
     def commit(self, sha: str) -> Commit:
-        """One commit, by its whole hash."""
-        return self._commits("--no-walk", sha)[sha]
+        """One commit, by its whole hash: it never changes."""
+        if sha not in self._seen:
+            self._seen.update(self._commits("--no-walk", sha))
+        return self._seen[sha]
 
     def common(self, one: str, other: str) -> list[str]:
         """Their merge bases, the best first; none where they have no history in common."""
