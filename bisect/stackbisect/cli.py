@@ -20,8 +20,6 @@ from pinner.launch.taps import TapError
 from stackbisect import (
     asked,
     asked_here,
-    by_hand,
-    by_hand_commands,
     journal,
     markdown,
     plan,
@@ -32,6 +30,8 @@ from stackbisect import (
     wording,
 )
 from stackbisect.bisection import Aborted, Bisection
+from stackbisect.by_hand import commands as by_hand
+from stackbisect.by_hand.verdicts import is_by_hand
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header, Journal, JournalError, Record
 from stackbisect.probe import InfrastructureError
@@ -154,7 +154,7 @@ def _resume(arguments: argparse.Namespace, world: World) -> int:
     folder = world.root / journal.check_name(arguments.name)
     with journal.resume(folder) as held:
         header = held.record.header
-        if by_hand.is_by_hand(header):
+        if is_by_hand(header):
             raise UsageError(f"{arguments.name} goes by hand: stackbisect next, good, bad, skip")
         if arguments.command and tuple(arguments.command) != header.command:
             raise journal.ChangedError(
@@ -298,10 +298,10 @@ def _to_come(now: Mapping[str, Any]) -> str:
 
 
 def _log(arguments: argparse.Namespace, world: World) -> int:
-    folder = world.root / by_hand_commands.name_of(arguments, world)
+    folder = world.root / by_hand.name_of(arguments, world)
     record = journal.read(folder)
-    if by_hand.is_by_hand(record.header):
-        return by_hand_commands.log(record, arguments, world)
+    if is_by_hand(record.header):
+        return by_hand.log(record, arguments, world)
     if arguments.probe is not None:
         probed = next((p for p in record.probes if p.number == arguments.probe), None)
         if probed is None:
@@ -323,10 +323,10 @@ def _log(arguments: argparse.Namespace, world: World) -> int:
 
 
 def _report(arguments: argparse.Namespace, world: World) -> int:
-    name = by_hand_commands.name_of(arguments, world)
+    name = by_hand.name_of(arguments, world)
     record = journal.read(world.root / name)
-    if by_hand.is_by_hand(record.header):
-        return by_hand_commands.report(record, name, arguments, world)
+    if is_by_hand(record.header):
+        return by_hand.report(record, name, arguments, world)
     found = record.answer
     if found is None:
         found = report.outcome(record, name, _search_outcome(record), None)
@@ -348,7 +348,7 @@ def _clean(arguments: argparse.Namespace, world: World) -> int:
         folder = world.root / journal.check_name(name)
         record = journal.read(folder)
         with journal.hold(folder):
-            if not by_hand.is_by_hand(record.header):
+            if not is_by_hand(record.header):
                 _clean_runtime(record.header, folder, world)
             shutil.rmtree(folder)
         removed.append(name)
@@ -407,7 +407,7 @@ def _parser() -> argparse.ArgumentParser:
     clean = _command(commands, "clean", _clean, "remove bisections and what they left")
     clean.add_argument("names", metavar="NAME", nargs="*")
     clean.add_argument("--all", action="store_true", help="every bisection of this folder")
-    by_hand_commands.register(partial(_command, commands), _space_options, _probe_options)
+    by_hand.register(partial(_command, commands), _space_options, _probe_options)
     return parser
 
 

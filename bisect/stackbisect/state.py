@@ -7,7 +7,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stackbisect import by_hand, journal
+from stackbisect import journal
+from stackbisect.by_hand import shown
+from stackbisect.by_hand.verdicts import is_by_hand
 from stackbisect.journal import Record
 from stackbisect.stage import Context, Stage
 from stackbisect.stages import chain
@@ -21,8 +23,8 @@ def state(folder: Path) -> dict[str, Any]:
     where that cannot be told yet.
     """
     record = journal.read(folder)
-    if by_hand.is_by_hand(record.header):
-        return by_hand.state(folder, record)
+    if is_by_hand(record.header):
+        return shown.state(folder, record)
     running = journal.in_use(folder)
     search = Search.of(record.header)
     stage = chain.current(record, Context(None, folder))

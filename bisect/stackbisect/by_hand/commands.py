@@ -11,8 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackbisect import asked, by_hand, journal, wording
-from stackbisect.by_hand import Next, Waiting
+from stackbisect import asked, journal, wording
+from stackbisect.by_hand import current, shown, verdicts
+from stackbisect.by_hand import log as logs
+from stackbisect.by_hand.search import Next, Waiting, step
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header, Journal, Mark, Record
 from stackbisect.probe import Candidate
@@ -95,11 +97,11 @@ def _asked(arguments: argparse.Namespace, world: World) -> tuple[Header, list[Ma
         labels = [each.label for each in found.candidates]
         again = ["stackbisect", "start", "--name", name, *labels]
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    header = by_hand.header(found, workdir=world.workdir, again=again, created=created)
+    header = verdicts.header(found, workdir=world.workdir, again=again, created=created)
     marks: list[Mark] = []
     for verdict, end in (("good", good), ("bad", bad)):
         if end is not None:
-            candidate = by_hand.find(header.candidates, end)
+            candidate = verdicts.find(header.candidates, end)
             _add(marks, header.candidates, candidate, Mark(candidate.id, verdict, "", time.time()))
     return header, marks
 
@@ -129,7 +131,7 @@ def _own(arguments: argparse.Namespace, good: str | None, bad: str | None) -> wi
     if good is not None and bad is not None and names.index(bad) < names.index(good):
         names.reverse()
         notes = (f"the good end {good} comes after the bad end {bad}: searched backwards",)
-    return window.Space(tuple(by_hand.of_names(names)), (), notes)
+    return window.Space(tuple(verdicts.of_names(names)), (), notes)
 
 
 def _listed(path: Path) -> list[str]:
@@ -146,7 +148,7 @@ def _begin(world: World, name: str, header: Header, marks: Sequence[Mark]) -> Pa
     """Write the journal, and work on it from now on. One by hand of that name is set aside."""
     folder = world.root / journal.check_name(name)
     if journal.exists(folder):
-        if not by_hand.is_by_hand(journal.read(folder).header):
+        if not verdicts.is_by_hand(journal.read(folder).header):
             raise UsageError(
                 f"{name} is a bisection that runs by itself; give another --name, or remove it: "
                 f"stackbisect clean {name}"
@@ -157,13 +159,13 @@ def _begin(world: World, name: str, header: Header, marks: Sequence[Mark]) -> Pa
     with journal.create(folder, header) as held:
         for mark in marks:
             held.mark(mark)
-    by_hand.set_current(world.root, name)
+    current.choose(world.root, name)
     return folder
 
 
 def _replay(arguments: argparse.Namespace, world: World) -> int:
     """All lines are read and checked before anything is written."""
-    first, *others = by_hand.read_log(Path(arguments.file))
+    first, *others = logs.read(Path(arguments.file))
     words = list(first.words)
     asked_for = arguments.parse(words)
     asked_for.name = arguments.name or asked_for.name
@@ -193,7 +195,7 @@ def _add(
 ) -> None:
     """Put a mark in force. Raises UsageError where it contradicts the others."""
     known = {each.candidate: each.verdict for each in marks}
-    by_hand.check(candidates, known, candidate, mark.verdict)
+    verdicts.check(candidates, known, candidate, mark.verdict)
     marks[:] = [*(each for each in marks if each.candidate != mark.candidate), mark]
 
 
@@ -228,7 +230,7 @@ def _stands(record: Record, mark: Mark) -> bool:
 def _unmark(arguments: argparse.Namespace, world: World) -> int:
     with _held(arguments, world) as held:
         found = _named(held.record.header.candidates, arguments)
-        marked = by_hand.verdicts(held.record)
+        marked = verdicts.in_force(held.record)
         for each in found:
             if each.id not in marked:
                 raise UsageError(f"expected a verdict on {each.label} to take back, found none")
@@ -240,21 +242,21 @@ def _unmark(arguments: argparse.Namespace, world: World) -> int:
 def _named(candidates: Sequence[Candidate], said: argparse.Namespace) -> list[Candidate]:
     """The candidates that a command names; ranges are for what is skipped."""
     if getattr(said, "verdict", None) == "skip":
-        return by_hand.find_all(candidates, said.names)
-    return [by_hand.find(candidates, name) for name in said.names]
+        return verdicts.find_all(candidates, said.names)
+    return [verdicts.find(candidates, name) for name in said.names]
 
 
 def _proposed(record: Record, verdict: str) -> str:
-    now = by_hand.step(record)
+    now = step(record)
     if isinstance(now, Next):
         return now.candidate.label
-    why = by_hand.waits_for(now) if isinstance(now, Waiting) else "the search is over"
+    why = shown.waits_for(now) if isinstance(now, Waiting) else "the search is over"
     raise UsageError(f"{verdict}: expected a candidate, found none, and none is to be tried: {why}")
 
 
 def _held(arguments: argparse.Namespace, world: World) -> Journal:
     held = journal.resume(world.root / name_of(arguments, world))
-    if not by_hand.is_by_hand(held.record.header):
+    if not verdicts.is_by_hand(held.record.header):
         held.close()
         raise UsageError(
             f"{held.folder.name} is a bisection that runs by itself: its verdicts come from probes"
@@ -266,7 +268,7 @@ def name_of(arguments: argparse.Namespace, world: World) -> str:
     """The bisection that is meant: by name, else the one by hand that is worked on."""
     if arguments.name is not None:
         return journal.check_name(arguments.name)
-    return by_hand.current(world.root)
+    return current.name(world.root)
 
 
 # -- what is known ---------------------------------------------------------------------------------
@@ -275,41 +277,41 @@ def name_of(arguments: argparse.Namespace, world: World) -> str:
 def _next(arguments: argparse.Namespace, world: World) -> int:
     name = name_of(arguments, world)
     record = journal.read(world.root / name)
-    if not by_hand.is_by_hand(record.header):
+    if not verdicts.is_by_hand(record.header):
         raise UsageError(f"{name} is a bisection that runs by itself: stackbisect resume {name}")
-    now = by_hand.step(record)
+    now = step(record)
     if isinstance(now, Waiting):
-        raise UsageError(by_hand.waits_for(now))
+        raise UsageError(shown.waits_for(now))
     return _tell(record, name, arguments, world)
 
 
 def _tell(record: Record, name: str, arguments: argparse.Namespace, world: World) -> int:
     """Print what to try next, or the answer; returns the exit code."""
-    found = by_hand.outcome(record, name)
+    found = shown.outcome(record, name)
     if arguments.json:
         world.out(json.dumps(found, indent=1) + "\n")
         return int(found["exit_code"])
-    now = by_hand.step(record)
+    now = step(record)
     if isinstance(now, Next):
-        world.watcher.says(f"{by_hand.left_text(now)}; try")
+        world.watcher.says(f"{shown.left_text(now)}; try")
         world.out(f"{now.candidate.label}\n")
     elif isinstance(now, Waiting):
-        world.watcher.says(by_hand.waits_for(now))
+        world.watcher.says(shown.waits_for(now))
     else:
-        world.out(by_hand.text(found))
+        world.out(shown.text(found))
     return int(found["exit_code"])
 
 
 def report(record: Record, name: str, arguments: argparse.Namespace, world: World) -> int:
     """`stackbisect report` of a bisection by hand."""
-    found = by_hand.outcome(record, name)
-    world.out(json.dumps(found, indent=1) + "\n" if arguments.json else by_hand.text(found))
+    found = shown.outcome(record, name)
+    world.out(json.dumps(found, indent=1) + "\n" if arguments.json else shown.text(found))
     return 0
 
 
 def log(record: Record, arguments: argparse.Namespace, world: World) -> int:
     """`stackbisect log` of a bisection by hand."""
-    lines = by_hand.log(record)
+    lines = logs.lines(record)
     if arguments.json:
         commands = [shlex.split(line) for line in lines if not line.startswith("#")]
         world.out(json.dumps({"commands": commands}, indent=1) + "\n")
@@ -321,10 +323,10 @@ def log(record: Record, arguments: argparse.Namespace, world: World) -> int:
 def _reset(arguments: argparse.Namespace, world: World) -> int:
     name = name_of(arguments, world)
     record = journal.read(world.root / name)
-    if not by_hand.is_by_hand(record.header):
+    if not verdicts.is_by_hand(record.header):
         raise UsageError(f"{name} is a bisection that runs by itself: stackbisect clean {name}")
     if _is_current(world, name):
-        by_hand.set_current(world.root, None)
+        current.choose(world.root, None)
     marks = wording.counted(len(record.marks), "verdict")
     world.watcher.says(f"{name} is over; its {marks} stay until `stackbisect clean {name}`")
     if arguments.json:
@@ -334,6 +336,6 @@ def _reset(arguments: argparse.Namespace, world: World) -> int:
 
 def _is_current(world: World, name: str) -> bool:
     try:
-        return by_hand.current(world.root) == name
+        return current.name(world.root) == name
     except UsageError:
         return False
