@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stackbisect import journal
+from stackbisect import journal, progress
+from stackbisect.bisection import Bisection
 from tests.fakes.stacks import Bits, Simulated, Values
 from tests.stackbisect.histories import ran
 from tests.stackbisect.simulated import KINDS, begin, go, header, names, tables
@@ -430,3 +433,33 @@ def test_a_journal_cut_at_any_line_leads_to_the_same_answer_and_repeats_no_finis
                 record.conclusions["components"]["culprits"][0]["alone"]["label"]
                 == (whole.conclusions["components"]["culprits"][0]["alone"]["label"])
             )
+
+
+def test_the_real_loop_runs_the_chain_with_several_probes_at_once(tmp_path: Path) -> None:
+    """Threads, sessions and folders as in a real bisection; then once more after a kill."""
+    draw = drawn()
+    component = "distribution:c04"
+    bits = since(component, VERSIONS[draw.randrange(1, len(VERSIONS))])
+    runtime = Simulated(tables(names(10)), bits, index={component: VERSIONS})
+    held = begin(tmp_path / "b", runtime)
+
+    def run(held: journal.Journal) -> journal.Record:
+        watcher = progress.Plain(StringIO())
+        with held:
+            return Bisection(held, runtime, watcher, pythonpath=None, env={}, jobs=3).run()
+
+    record = run(held)
+    assert record.conclusions["choices"]["status"] == "no-difference"
+    assert blamed(record) == [{component}]
+    assert record.conclusions["confirm"]["status"] == "confirmed"
+    file = tmp_path / "b" / journal.FILE
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[: draw.randrange(1, len(lines))]))
+    held = journal.resume(tmp_path / "b")
+    for folder in (tmp_path / "b" / "probes").iterdir():  # of probes that are forgotten
+        if int(folder.name) > held.record.started:
+            shutil.rmtree(folder)
+    again = run(held)
+    assert blamed(again) == [{component}]
+    versions = again.conclusions["versions:c04"]
+    assert versions["first_bad"] == record.conclusions["versions:c04"]["first_bad"]
