@@ -193,7 +193,7 @@ def test_an_images_own_start_is_kept_and_recorded(
     said = _said(first)
     env = said["env"]
     assert isinstance(env, dict)
-    assert env["PYTHONPATH"] == "/opt/pinner/inside/inject:/opt/lib"
+    assert env["PYTHONPATH"] == "/opt/pinner/inside/inject:/opt/pinner/session/hook:/opt/lib"
     assert (env["OWN"], said["uid"], said["cwd"]) == ("x", 1000, "/home/me")
     result = runtime().run(own, second)
     assert not result.evidence.empty
@@ -247,7 +247,7 @@ def test_options_arrive_in_the_container(
     env = said["env"]
     assert isinstance(env, dict)
     assert (env["GIVEN"], env["FROM_HERE"]) == ("1", "yes")
-    assert env["PYTHONPATH"] == "/opt/pinner/inside/inject:/mine"
+    assert env["PYTHONPATH"] == "/opt/pinner/inside/inject:/opt/pinner/session/hook:/mine"
     printed = made.stdout.read_text()
     assert "mounted" in printed
     assert "/dev/nothing" in printed

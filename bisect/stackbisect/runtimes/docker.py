@@ -1,5 +1,8 @@
 """Tries candidates in containers of a Docker daemon and leaves nothing behind.
 
+Images that a search makes of two others are built by need (`derived`), and stay until they are
+over the budget or cleaned.
+
 Every container carries the bisection's label. It is removed when its probe ends, however it ends,
 by its sentry where the program was killed; what is left even then is removed before the next probe
 of that bisection.
@@ -24,14 +27,16 @@ from stackbisect.probe import (
     Job,
     ProbeResult,
     Status,
-    Unsupported,
 )
-from stackbisect.runtimes import container_options, pull_progress
+from stackbisect.runtimes import container_options, pull_progress, version_lists
+from stackbisect.runtimes.derived import DerivedImages, Recipe
 from stackbisect.runtimes.docker_engine import Engine, Stopped, Untestable
 from stackbisect.runtimes.docker_probe import Probe, Setup, Transfer, failed
 from stackbisect.runtimes.image_store import ImageStore
+from stackbisect.runtimes.installing import Swapping
 from stackbisect.spaces import image_contents
 from stackbisect.spaces.components import Component, Inventory
+from stackbisect.spaces.inventory import Pair, inventory, restricted
 
 _T = TypeVar("_T")
 
@@ -41,7 +46,9 @@ class DockerRuntime:
 
     `bisection` is written on every container as a label. `folder` keeps what is known of images
     from run to run: which were pulled, what is in them. `image_budget` is in bytes; None is no
-    limit. `tell` is told how pulls go. Any number of threads may call `run` at once.
+    limit. `tell` is told how pulls go. `swapping` is how components come from one image into
+    another; `files`: files outside packages are components too; `only`: nothing but these
+    components (`kind:name`), where any are named. Any number of threads may call `run` at once.
     """
 
     name = "docker"
@@ -57,6 +64,9 @@ class DockerRuntime:
         environ: Mapping[str, str] = os.environ,
         connect: Callable[[], Engine] = Engine.connect,
         tell: pull_progress.Tell = pull_progress.silent,
+        swapping: Swapping | None = None,
+        files: bool = False,
+        only: Sequence[str] = (),
     ) -> None:
         """Read the options; raises OptionError. The daemon is first asked by other methods."""
         self._setup = Setup(options, bisection, dict(environ), connect)
@@ -64,6 +74,9 @@ class DockerRuntime:
         container_options.environment(options, environ)
         self._transfer = transfer
         self._images = ImageStore(folder, image_budget, self._setup.labels(), tell)
+        self._derived = DerivedImages(self._setup, self._images, swapping or Swapping())
+        self._files = files
+        self._only = frozenset(only)
         self._lock = threading.Lock()
         self._swept = False
         self._closed = threading.Event()
@@ -96,7 +109,7 @@ class DockerRuntime:
             reason = "the bisection was stopped while this probe was under way"
         except (InfrastructureError, OSError) as error:
             reason = str(error)
-        facts = {"reference": candidate.details.get("reference")}
+        facts = {"reference": Recipe.of(candidate).base.details.get("reference")}
         return failed(status, reason, facts, started, job)
 
     def difference(self, good: Candidate, bad: Candidate) -> image_contents.Difference:
@@ -109,23 +122,53 @@ class DockerRuntime:
     def inventory(
         self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
     ) -> Inventory:
-        """Images cannot be mixed. Raises Unsupported."""
-        raise Unsupported("--runtime docker cannot swap components between images")
+        """Return what can be swapped between two images, neither of them derived.
+
+        Raises InfrastructureError.
+        """
+        loaded = {path for probe in probes for path in probe.loaded.get("libraries", ())}
+        try:
+            pair = self._apart(lambda task: self._pair(good, bad, task))
+        except (Untestable, Stopped) as error:
+            raise InfrastructureError(str(error) or "the bisection was stopped") from error
+        return restricted(inventory(pair, sorted(loaded), files=self._files), self._only)
 
     def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
-        """Raise Unsupported: what cannot be swapped needs no versions."""
-        raise Unsupported("--runtime docker cannot try single versions of a component")
+        """Return the versions from `component.good` to `component.bad`; the ends where none lists.
+
+        Raises InfrastructureError.
+        """
+
+        def listed(task: _Task) -> list[str]:
+            task.holds_container = True
+            with self._engine() as engine:
+                lists = version_lists.Lists(self._derived, engine, task.stopped)
+                return lists.between(component, bad)
+
+        try:
+            return self._apart(listed)
+        except (Untestable, Stopped) as error:
+            raise InfrastructureError(str(error) or "the bisection was stopped") from error
 
     def prefetch(self, candidate: Candidate) -> None:
-        """Nothing is done ahead."""
+        """Pull or build the image that a probe of this candidate will need."""
+        self._apart(lambda task: self._prefetch(candidate, task))
 
     def clean(self) -> int:
-        """Remove every container of this bisection, running or not; return their number."""
+        """Remove every container of this bisection and every image it built; return their number.
+
+        An image that somebody else's container needs stays.
+        """
         with self._engine() as engine:
             left = engine.labelled(self._setup.bisection)
             for container in left:
                 engine.remove(container)
-        return len(left)
+            built = engine.derived(self._setup.bisection)
+            for image in built:
+                with contextlib.suppress(InfrastructureError):
+                    self._images.forget(engine.names(image))
+                    engine.remove_image(image)
+        return len(left) + len(built)
 
     def close(self) -> None:
         """Stop the probes that are under way and wait until their containers are gone."""
@@ -172,21 +215,38 @@ class DockerRuntime:
     def _probe(self, candidate: Candidate, job: Job, task: _Task) -> ProbeResult:
         with self._engine() as engine:
             self._sweep_once(engine)
-            with self._images.use(engine, candidate, task.stopped) as image:
+            task.holds_container = bool(Recipe.of(candidate).of_files)
+            with self._derived.use(engine, candidate, task.stopped, job.log) as stack:
                 task.holds_container = True
                 probe = Probe(
                     setup=self._setup,
                     engine=engine,
-                    reference=str(candidate.details["reference"]),
-                    image=image,
+                    stack=stack,
                     job=job,
                     transfer=self._transfer_for(engine, job),
                     stopped=task.stopped,
+                    expected=self._derived.expected(engine, candidate, task.stopped),
                 )
                 try:
-                    return probe.run()
+                    result = probe.run()
                 finally:
                     self._transfer = probe.transfer
+            if result.status == "ran" and probe.told is not None and probe.told.found.ended:
+                self._images.remember_loaded(candidate, probe.told.found.libraries)
+            return result
+
+    def _prefetch(self, candidate: Candidate, task: _Task) -> None:
+        task.holds_container = True
+        with self._engine() as engine:
+            self._sweep_once(engine)
+            with self._derived.use(engine, candidate, task.stopped):
+                return
+
+    def _pair(self, good: Candidate, bad: Candidate, task: _Task) -> Pair:
+        task.holds_container = True
+        with self._engine() as engine:
+            self._sweep_once(engine)
+            return self._derived.pair(engine, good, bad, task.stopped)
 
     def _difference(
         self, good: Candidate, bad: Candidate, task: _Task

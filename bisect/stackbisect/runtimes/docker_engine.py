@@ -26,6 +26,8 @@ except ImportError:  # an extra: the other runtimes do without
 
 BISECTION_LABEL = "stackbisect.bisection"
 PROBE_LABEL = "stackbisect.probe"
+DERIVED_LABEL = "stackbisect.derived"
+"""On every image that was built here; nothing else is ever removed as one."""
 
 ANSWER_LIMIT = 300.0
 """Seconds without a byte from the daemon after which it counts as gone (slow disks are slow)."""
@@ -154,6 +156,11 @@ class Engine:
                 return Image.from_inspect(self._api.inspect_image(reference))
             except docker.errors.ImageNotFound:
                 return None
+
+    def config(self, reference: str) -> dict[str, Any]:
+        """Return an image's whole config, as its author wrote it."""
+        with _daemon(self.address):
+            return dict(self._api.inspect_image(reference).get("Config") or {})
 
     def pull(
         self,
@@ -306,7 +313,27 @@ class Engine:
                 container, stdout=True, stderr=stderr, stream=True, follow=follow
             )
 
-    def put(self, container: str, folder: str, archive: bytes) -> None:
+    def commit(self, container: str, repository: str, tag: str, config: dict[str, Any]) -> None:
+        """Make an image of a container that has ended, with a config of its own.
+
+        What `config` leaves out is taken from the container's.
+        """
+        with _daemon(self.address):
+            self._api.commit(container, repository=repository, tag=tag, conf=config)
+
+    def derived(self, bisection: str) -> list[str]:
+        """Return the ids of every image that was built for one bisection."""
+        labels = [f"{BISECTION_LABEL}={bisection}", DERIVED_LABEL]
+        with _daemon(self.address):
+            return [str(each["Id"]) for each in self._api.images(filters={"label": labels})]
+
+    def names(self, image: str) -> list[str]:
+        """Return the names (NAME:TAG) of an image; none where it is gone."""
+        with _daemon(self.address), contextlib.suppress(docker.errors.ImageNotFound):
+            return [str(name) for name in self._api.inspect_image(image)["RepoTags"] or ()]
+        return []
+
+    def put(self, container: str, folder: str, archive: bytes | Iterator[bytes]) -> None:
         """Unpack a tar into a folder of a container that need not run."""
         with _daemon(self.address):
             self._api.put_archive(container, folder, archive)

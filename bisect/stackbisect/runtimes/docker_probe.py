@@ -20,7 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,10 +36,12 @@ from stackbisect.runtimes import (
     archive,
     caches,
     container_files,
+    container_loaded,
     container_options,
     harvest,
     host,
 )
+from stackbisect.runtimes.container_loaded import NOTHING, Expected, Told
 from stackbisect.runtimes.container_output import OutputFile
 from stackbisect.runtimes.docker_engine import (
     BISECTION_LABEL,
@@ -50,6 +52,7 @@ from stackbisect.runtimes.docker_engine import (
     Stopped,
     Untestable,
 )
+from stackbisect.spaces import image_files
 
 Transfer = Literal["auto", "bind", "copy"]
 
@@ -57,7 +60,7 @@ ROOT = "/opt/pinner"
 INSIDE = f"{ROOT}/inside"
 SESSION = f"{ROOT}/session"
 CACHES = f"{ROOT}/caches"
-_SESSION_FOLDERS = ("ledger", "faults", "launchers")
+_SESSION_FOLDERS = ("ledger", "faults", "launchers", container_loaded.LOADED)
 _OPEN_TO_ALL = 0o1777
 """For folders that the command's user, whoever that is, must write in."""
 
@@ -90,17 +93,45 @@ class Setup:
         return {BISECTION_LABEL: self.bisection, **({PROBE_LABEL: probe} if probe else {})}
 
 
+@dataclass(frozen=True)
+class Stack:
+    """What a probe runs in: an image, and variables set and unset on top of its own.
+
+    `image` has the environment with these changes made.
+    """
+
+    reference: str
+    image: Image
+    set: Mapping[str, str] = field(default_factory=dict, repr=False)
+    unset: tuple[str, ...] = ()
+
+
 @dataclass
 class Probe:
-    """One probe. `transfer` becomes what was used; `stopped` is asked between steps."""
+    """One probe. `transfer` becomes what was used; `stopped` is asked between steps.
+
+    `stack` is the image with the variables that a swap sets or takes away; `expected` is what must
+    be loaded in it. `told` is what its processes said, once it ran.
+    """
 
     setup: Setup
     engine: Engine
-    reference: str
-    image: Image
+    stack: Stack
     job: Job
     transfer: Transfer
     stopped: Callable[[], bool]
+    expected: Expected = NOTHING
+    told: Told | None = None
+
+    @property
+    def reference(self) -> str:
+        """The image's name."""
+        return self.stack.reference
+
+    @property
+    def image(self) -> Image:
+        """What the image's config says, swapped variables included."""
+        return self.stack.image
 
     def run(self) -> ProbeResult:
         """Run the job's command in a fresh container of the image.
@@ -117,6 +148,7 @@ class Probe:
 
     def _run(self, started: float, hidden: str | None) -> ProbeResult:
         _write_hidden(self.job.session, hidden)
+        container_loaded.place(self.job.session)
         if self.transfer != "copy":
             _open_up(self.job.session)
         container = self._create(hidden)
@@ -159,23 +191,29 @@ class Probe:
     def _settings(self, hidden: str | None) -> dict[str, Any]:
         options = self.setup.options
         given = {**self.job.env, **self.setup.env}
+        asked = container_loaded.variables(SESSION, self.expected.distributions)
+        own = f"{INSIDE}/inject:{SESSION}/{container_loaded.HOOK}"
         env = {
+            **self.stack.set,
             **given,
             **self._cache_variables(given),
             "PINNER_SESSION": SESSION,
             "PINNER_MODE": self.job.mode,
-            "PYTHONPATH": f"{INSIDE}/inject:{hidden}" if hidden else f"{INSIDE}/inject",
+            **asked,
+            "PYTHONPATH": f"{own}:{hidden}" if hidden else own,
         }
+        # A name alone takes a variable of the image's away.
+        gone = [name for name in self.stack.unset if name not in env]
         host = container_options.host_config(options)
-        own = [_volume(ROOT)] if self.transfer == "copy" else _bind_mounts(self.job)
+        mounts = [_volume(ROOT)] if self.transfer == "copy" else _bind_mounts(self.job)
         settings: dict[str, Any] = {
             "Cmd": list(self.job.command),
-            "Env": [f"{name}={value}" for name, value in env.items()],
+            "Env": [*(f"{name}={value}" for name, value in env.items()), *gone],
             "Labels": self.setup.labels(self.job.session.parent.name),
             "Healthcheck": {"Test": ["NONE"]},  # the image's would run beside the command
             "HostConfig": {
                 **host,
-                "Mounts": [*host["Mounts"], *own],
+                "Mounts": [*host["Mounts"], *mounts],
                 "LogConfig": {"Type": "json-file", "Config": {}},  # the one that can be read back
             },
         }
@@ -270,18 +308,30 @@ class Probe:
             self.job.evidence,
             self._evidence_files(container, ending),
         )
-        reason = _reason(ending, left)
+        self.told = container_loaded.read(self.job.session)
+        reason = _reason(ending, left) or container_loaded.fault(
+            self.expected, self.told, lambda path: self._digest(container, path)
+        )
         return ProbeResult(
             status="untestable" if reason else "ran",
             exit_code=ending.exit_code,
             reason=reason,
             evidence=left.evidence,
             facts=self._facts(hidden),
-            loaded=dict(left.facts),
+            loaded={**left.facts, **self.told.to_json()},
             started=started,
             ended=time.time(),
             log=str(self.job.log),
         )
+
+    def _digest(self, container: str, path: str) -> str | None:
+        """The digest of a file in the container, as an image's files have it."""
+        try:
+            found = archive.members(self.engine.get(container, path))
+            content = next((file for _, file in found if file is not None), None)
+            return None if content is None else image_files.digest(content)
+        except (FileNotFoundError, archive.ArchiveError):
+            return None
 
     def _evidence_files(self, container: str, ending: Ending) -> Mapping[str, Path]:
         globs = self.job.evidence.files
@@ -312,7 +362,7 @@ class Probe:
             "pythonpath": hidden,
             "ld_preload": self.image.variable("LD_PRELOAD"),
             "transfer": self.transfer,
-            "host": _host(self.engine),
+            "host": _host(self.engine, self.told),
         }
 
 
@@ -355,8 +405,8 @@ def failed(
     )
 
 
-def _host(engine: Engine) -> dict[str, Any]:
-    """The machine of the daemon: ours, or as much of another one as the daemon tells."""
+def _host(engine: Engine, said: Told | None) -> dict[str, Any]:
+    """The machine of the daemon: ours, or another one, as the daemon and the container tell."""
     told = engine.info()
     here = host.facts()
     if not engine.remote and told.get("KernelVersion") in (None, here["kernel"]):
@@ -365,9 +415,8 @@ def _host(engine: Engine) -> dict[str, Any]:
         "hostname": str(told.get("Name") or ""),
         "kernel": str(told.get("KernelVersion") or ""),
         "machine": str(told.get("Architecture") or ""),
-        "cpu": "",
-        "gpus": [],
-        "driver": "",
+        **{name: (said.host if said else {}).get(name, "") for name in ("cpu", "driver")},
+        "gpus": list((said.host if said else {}).get("gpus", ())),
     }
 
 

@@ -1,8 +1,10 @@
 """Copied into the environment of a probe: says what its interpreters have loaded when they end.
 
-Started by a `.pth` file, does nothing unless STACKBISECT_LOADED names a folder. Writes one file a
-process there: at the start who it is, at the end the top-level modules (name, version, file) and
-the shared libraries that are mapped. Standard library only, Python 3.8 syntax.
+Started by a `.pth` file or a `sitecustomize`, does nothing unless STACKBISECT_LOADED names a
+folder. Writes one file a process there: at the start who it is, at the end the top-level modules
+(name, version, file), the shared libraries that are mapped, and of each distribution that
+STACKBISECT_ASKED names (separated by commas) its version and place. Standard library only, Python
+3.8 syntax.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def begin() -> None:
 
 def _end(folder: str) -> None:
     try:
-        _write(folder, {"ended": True, "modules": _modules(), "libraries": _libraries()})
+        found = {"ended": True, "modules": _modules(), "libraries": _libraries()}
+        found.update(asked=_asked(), host=_host())
+        _write(folder, found)
     except OSError:
         return
 
@@ -53,6 +57,31 @@ def _modules() -> dict[str, list[str | None]]:
             continue
         version = fields.get("__version__")
         found[name] = [version if isinstance(version, str) else None, file]
+    return found
+
+
+def _asked() -> dict[str, list[str] | None]:
+    names = [name for name in os.environ.get("STACKBISECT_ASKED", "").split(",") if name]
+    if not names:
+        return {}
+    from importlib import metadata
+
+    found: dict[str, list[str] | None] = {}
+    for name in names:
+        try:
+            there = metadata.distribution(name)
+            found[name] = [there.version, str(there.locate_file(""))]
+        except Exception:  # not there, or metadata that cannot be read
+            found[name] = None
+    return found
+
+
+def _host() -> dict[str, object] | None:
+    try:
+        import _stackbisect_host  # type: ignore[import-not-found]
+    except ImportError:  # only where the machine is not the one that asks
+        return None
+    found: dict[str, object] = _stackbisect_host.facts()
     return found
 
 

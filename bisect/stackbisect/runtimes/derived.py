@@ -1,0 +1,549 @@
+"""Builds the image of a derived candidate: the base, with components copied in or installed.
+
+Always from the base, in one container that no workload has run in. What a graft copies comes out of
+the donor and goes into the base as streams of tar; nothing of the donor runs. In the base a shell
+removes what must go and the loader's cache is written anew. The image keeps the base's config. It
+is named by what it is made of, so each is built once, whoever asks; `clean` finds it by its label.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import posixpath
+import secrets
+import shlex
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stackbisect.probe import Candidate, InfrastructureError
+from stackbisect.runtimes import installing
+from stackbisect.runtimes.archive import ArchiveError
+from stackbisect.runtimes.base_python import Base
+from stackbisect.runtimes.container_loaded import Expected, Library
+from stackbisect.runtimes.docker_engine import (
+    BISECTION_LABEL,
+    DERIVED_LABEL,
+    Engine,
+    Image,
+    Stopped,
+    Untestable,
+)
+from stackbisect.runtimes.docker_probe import Setup, Stack
+from stackbisect.runtimes.image_store import ImageStore
+from stackbisect.runtimes.installing import FOLDER, Step, Swapping
+from stackbisect.spaces import graft, image_files, inventory, ownership
+from stackbisect.spaces.components import DERIVED, Component
+from stackbisect.spaces.graft import Copier, Graft, Piece
+from stackbisect.spaces.inventory import Pair
+from stackbisect.spaces.ownership import Owned
+
+REPOSITORY = "stackbisect-derived"
+
+_FORMAT = 1
+"""Version of how images are built: an image that an older program built is not taken."""
+
+_MANY_ROOTS = 100
+"""From so many separate paths on, one export of the donor is quicker than a request for each."""
+
+_OWN = FOLDER.lstrip("/")
+_SHELL = "/bin/sh"
+_LDCONFIG = ("sbin/ldconfig", "usr/sbin/ldconfig")
+_LAST_LINES = 12
+_KEPT = (
+    *("Entrypoint", "Cmd", "Env", "User", "WorkingDir", "ExposedPorts", "Volumes", "Shell"),
+    *("StopSignal", "StopTimeout", "OnBuild", "Healthcheck", "ArgsEscaped"),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A derived candidate, read: its base and the steps that change files or variables."""
+
+    base: Candidate
+    steps: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Recipe:
+        """Read a candidate; one that is not derived has no steps. Locks are no part of a stack."""
+        made = candidate.details.get(DERIVED)
+        if made is None:
+            return cls(candidate)
+        inner = cls.of(Candidate.from_json(made["base"]))
+        own = tuple(step for step in made["steps"] if step["kind"] != "lock")
+        return cls(inner.base, (*inner.steps, *own))
+
+    @property
+    def of_files(self) -> tuple[Mapping[str, Any], ...]:
+        """The steps that need an image of their own."""
+        return tuple(
+            step
+            for step in self.steps
+            if step["kind"] == "install"
+            or any(each["kind"] != "environment" for each in step["components"])
+        )
+
+    @property
+    def of_variables(self) -> Iterator[tuple[Candidate, str]]:
+        """Donor and name of each variable that is swapped."""
+        for step in self.steps:
+            for each in step.get("components", ()):
+                if each["kind"] == "environment":
+                    yield Candidate.from_json(step["donor"]), each["name"]
+
+    @property
+    def asked(self) -> dict[str, Component]:
+        """What each component that was changed should be now (its `good` value), by id."""
+        found: dict[str, Component] = {}
+        for step in self.steps:
+            if step["kind"] == "swap":
+                changed = [Component.from_json(each) for each in step["components"]]
+            else:
+                part, version = step["component"], step["version"]
+                changed = [Component(part["kind"], part["name"], version, None)]
+            found.update({each.id: each for each in changed})
+        return found
+
+
+def components_of(step: Mapping[str, Any]) -> list[Component]:
+    """The components of a swap that are files."""
+    found = [Component.from_json(each) for each in step["components"]]
+    return [each for each in found if each.kind != "environment"]
+
+
+@dataclass(frozen=True)
+class DerivedImages:
+    """Gives out the stacks of candidates, derived or not, on one daemon."""
+
+    setup: Setup
+    images: ImageStore
+    swapping: Swapping
+
+    @contextlib.contextmanager
+    def use(
+        self,
+        engine: Engine,
+        candidate: Candidate,
+        stopped: Callable[[], bool],
+        log: Path | None = None,
+    ) -> Iterator[Stack]:
+        """Give a candidate's stack, pulled or built where it is not here.
+
+        `log` gets the output of a build. Raises Untestable, InfrastructureError, Stopped.
+        """
+        recipe = Recipe.of(candidate)
+        values = self._values(engine, recipe, stopped)
+        with self._image(engine, recipe, stopped, log) as (reference, image):
+            env = image.env
+            if values:
+                names = set(values)
+                kept = [text for text in env if text.partition("=")[0] not in names]
+                given = [f"{n}={v}" for n, v in values.items() if v is not None]
+                env = (*kept, *given)
+            yield Stack(
+                reference=reference,
+                image=replace(image, env=tuple(env)),
+                set={name: value for name, value in values.items() if value is not None},
+                unset=tuple(name for name, value in values.items() if value is None),
+            )
+
+    def _values(
+        self, engine: Engine, recipe: Recipe, stopped: Callable[[], bool]
+    ) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for donor, name in recipe.of_variables:
+            with self.images.use(engine, donor, stopped) as image:
+                found[name] = image.variable(name)
+        return found
+
+    @contextlib.contextmanager
+    def _image(
+        self,
+        engine: Engine,
+        recipe: Recipe,
+        stopped: Callable[[], bool],
+        log: Path | None,
+    ) -> Iterator[tuple[str, Image]]:
+        if not recipe.of_files:
+            with self.images.use(engine, recipe.base, stopped) as image:
+                yield str(recipe.base.details["reference"]), image
+            return
+        reference = self.reference(recipe)
+
+        def build() -> int:
+            with self.images.use(engine, recipe.base, stopped) as base:
+                made = _Build(self, engine, recipe, base, reference, stopped, log)
+                made.run()
+                whole = engine.image(reference)
+            return 0 if whole is None else max(whole.size - base.size, 0)
+
+        with self.images.use_built(engine, reference, build) as image:
+            yield reference, image
+
+    def reference(self, recipe: Recipe) -> str:
+        """The name of an image: a digest of all that it is made of."""
+        steps = [_identity(step) for step in recipe.of_files]
+        what = [_FORMAT, recipe.base.id, steps, self.swapping.digest]
+        text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+        return f"{REPOSITORY}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+    def expected(
+        self, engine: Engine, candidate: Candidate, stopped: Callable[[], bool]
+    ) -> Expected:
+        """What a probe of a candidate must have loaded: the parts that were swapped, no others."""
+        recipe = Recipe.of(candidate)
+        asked = recipe.asked.values()
+        distributions = {
+            each.name: each.good and installing.plain_version(each.good)
+            for each in asked
+            if each.kind == "distribution"
+        }
+        libraries: dict[str, Library] = {}
+        for step in recipe.steps:
+            if step["kind"] == "swap":
+                libraries.update(self._libraries(engine, recipe.base, step, stopped))
+        return Expected(distributions, libraries)
+
+    def _libraries(
+        self,
+        engine: Engine,
+        base: Candidate,
+        step: Mapping[str, Any],
+        stopped: Callable[[], bool],
+    ) -> Iterator[tuple[str, Library]]:
+        components = components_of(step)
+        if not components:
+            return
+        donor = Candidate.from_json(step["donor"])
+        pair = self.pair(engine, donor, base, stopped)
+        entries = pair.good.files.entries
+        seen = {pair.good.files.target(path) for path in self.images.loaded(donor) or ()}
+        for component in components:
+            paths = pair.paths(component, pair.good)
+            if component.kind == "library":
+                marks = frozenset(entries[p].mark for p in paths if entries[p].kind == "f")
+                yield component.name, Library(f"{component.name} {component.good}", marks, True)
+                continue
+            # Only what the donor itself loaded: its loader may have preferred another copy, too.
+            for path in seen & paths:
+                name = inventory.family(path)
+                if name is not None and name.startswith("lib"):
+                    marks = frozenset((entries[path].mark,))
+                    yield name, Library(f"{component.name} {component.good}", marks)
+
+    def output(
+        self,
+        engine: Engine,
+        candidate: Candidate,
+        script: str,
+        stopped: Callable[[], bool],
+        limit: float,
+    ) -> str:
+        """What a script prints in a container of an image; "" where it fails or takes too long."""
+        with self.images.use(engine, candidate, stopped) as image:
+            asked = _Build(self, engine, Recipe(candidate), image, "", stopped, None)
+            return asked.ask(script, limit)
+
+    def pair(
+        self, engine: Engine, good: Candidate, bad: Candidate, stopped: Callable[[], bool]
+    ) -> Pair:
+        """Two images' files and owners."""
+        found = [self.images.owned(engine, each, stopped) for each in (good, bad)]
+        return Pair(found[0], found[1])
+
+
+def _identity(step: Mapping[str, Any]) -> list[Any]:
+    if step["kind"] == "swap":
+        parts = [component.to_json() for component in components_of(step)]
+        return ["swap", step["donor"]["id"], parts]
+    return ["install", step["component"], step["version"]]
+
+
+@dataclass
+class _Build:
+    """One build. The container is gone afterwards, however it ended."""
+
+    owner: DerivedImages
+    engine: Engine
+    recipe: Recipe
+    base: Image
+    reference: str
+    stopped: Callable[[], bool]
+    log: Path | None
+    _files: Owned | None = None
+
+    def run(self) -> None:
+        """Build the image, or raise Untestable, InfrastructureError, Stopped."""
+        self._files = self.owner.images.owned(self.engine, self.recipe.base, self.stopped)
+        reference = str(self.recipe.base.details["reference"])
+        container = self._create(reference, online=self._installs())
+        try:
+            for number, step in enumerate(self.recipe.of_files):
+                if number:
+                    self._read_again(container)
+                self._apply(container, step)
+            self._check_volumes(container)
+            self._commit(container)
+        except (ArchiveError, EOFError) as error:
+            raise InfrastructureError(f"files of a donor are cut: {error}") from error
+        finally:
+            self.engine.remove(container)
+
+    def ask(self, script: str, limit: float) -> str:
+        """Run one script in a container that is thrown away; what it prints, "" where it fails."""
+        container = self._create(str(self.recipe.base.details["reference"]), online=True)
+        try:
+            step = Step(script, {}, "question")
+            self._put(container, step, network=True)
+            self.engine.start(container)
+            code = self._wait(container, limit)
+            output = b"".join(self.engine.output(container, follow=False, stderr=False))
+            return output.decode("utf-8", "replace") if code == 0 else ""
+        except Untestable:
+            return ""
+        finally:
+            self.engine.remove(container)
+
+    def _installs(self) -> bool:
+        """True where something must be had from an index."""
+        steps = self.recipe.of_files
+        return self.owner.swapping.way != "graft" or any(s["kind"] == "install" for s in steps)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _apply(self, container: str, step: Mapping[str, Any]) -> None:
+        if step["kind"] == "install":
+            part = step["component"]
+            self._install(container, part["kind"], part["name"], step["version"])
+            return
+        donor = Candidate.from_json(step["donor"])
+        components = components_of(step)
+        swapping = self.owner.swapping
+        installed = [c for c in components if swapping.installs(c.kind, c.name, c.good)]
+        self._graft(container, donor, [c for c in components if c not in installed])
+        for component in installed:
+            assert component.good is not None
+            self._install(container, component.kind, component.name, component.good)
+
+    def _graft(self, container: str, donor: Candidate, components: Sequence[Component]) -> None:
+        if not components:
+            return
+        assert self._files is not None
+        theirs = self.owner.images.owned(self.engine, donor, self.stopped)
+        plan = graft.plan(Pair(theirs, self._files), components)
+        if plan.empty:
+            return
+        if plan.removes_first:
+            self._run(container, Step(graft.removal(plan), {}, "removal of files"))
+        with self.owner.images.use(self.engine, donor, self.stopped):
+            source = self._create(str(donor.details["reference"]))
+            try:
+                self.engine.put(container, "/", self._watched(self._tar(source, plan, theirs)))
+            finally:
+                self.engine.remove(source)
+        script = graft.removal(plan) if not plan.removes_first else ""
+        if plan.changes_libraries:
+            script += self._ldconfig()
+        if script:
+            self._run(container, Step(script, {}, "graft"))
+
+    def _tar(self, source: str, plan: Graft, theirs: Owned) -> Iterator[bytes]:
+        return graft.tar(self._pieces(source, plan, theirs))
+
+    def _pieces(self, source: str, plan: Graft, theirs: Owned) -> Iterator[Piece]:
+        yield from graft.folders(plan, theirs.files)
+        copier = Copier(plan)
+        roots = graft.roots(theirs.files, plan.copy)
+        if len(roots) > _MANY_ROOTS:
+            yield from copier.pieces(self.engine.export(source), "")
+        else:
+            for root in roots:
+                yield from self._fetched(source, copier, root)
+        for path in sorted(copier.missing):
+            yield from self._fetched(source, copier, path)
+        if copier.missing:
+            lost = sorted(copier.missing)[0]
+            raise InfrastructureError(f"/{lost} cannot be read from the image it should come from")
+        for path, text in plan.write.items():
+            yield _file(path, text.encode("utf-8", "surrogateescape"), 0o644)
+
+    def _fetched(self, source: str, copier: Copier, path: str) -> Iterator[Piece]:
+        with contextlib.suppress(FileNotFoundError):
+            stream = self.engine.get(source, f"/{path}")
+            yield from copier.pieces(stream, posixpath.dirname(path))
+
+    def _ldconfig(self) -> str:
+        assert self._files is not None
+        entries = self._files.files
+        there = [path for path in _LDCONFIG if entries.target(path) in entries.entries]
+        return f"/{there[0]}\n" if there else ""
+
+    def _install(self, container: str, kind: Any, name: str, version: str) -> None:
+        step = installing.step(kind, name, version, self.owner.swapping)
+        self._run(container, step, network=True)
+
+    def _watched(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            if self.stopped():
+                raise Stopped
+            yield chunk
+
+    # -- the container -----------------------------------------------------------------------------
+
+    def _create(self, reference: str, *, online: bool = False) -> str:
+        if self.stopped():
+            raise Stopped
+        name = f"stackbisect-{secrets.token_hex(8)}"
+        network = (self.owner.setup.options.network or "default") if online else "none"
+        settings: dict[str, Any] = {
+            "Name": name,
+            "Entrypoint": [""],
+            "Cmd": [_SHELL, f"{FOLDER}/step"],
+            "WorkingDir": "/",
+            "Labels": self.owner.setup.labels(),
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {
+                "NetworkMode": network,
+                "LogConfig": {"Type": "json-file", "Config": {}},
+            },
+        }
+        if self.base.user not in ("", "0", "root"):
+            settings["User"] = "0"
+        try:
+            return self.engine.create(reference, settings)
+        except InfrastructureError:
+            # The daemon may have made it and only its answer been lost.
+            with contextlib.suppress(InfrastructureError):
+                self.engine.remove(name)
+            raise
+
+    def _run(self, container: str, step: Step, *, network: bool = False) -> None:
+        """Run one script in the container, as root. Raises Untestable with its last output."""
+        self._check_shell()
+        before = len(self._output(container))
+        self._put(container, step, network)
+        self.engine.start(container)
+        code = self._wait(container)
+        output = self._output(container)
+        text = output[before:].decode("utf-8", "replace")
+        self._keep(step, text)
+        if code != 0:
+            raise self._failure(step, code, text, network)
+
+    def _put(self, container: str, step: Step, network: bool) -> None:
+        head = ["set -e", "cd /"]
+        files = dict(step.files)
+        if network:
+            head.append(f". {FOLDER}/environment")
+            files["environment"] = self._environment()
+        script = "\n".join([*head, step.script, f"rm -rf {FOLDER}", ""])
+        files["step"] = script.encode("utf-8", "surrogateescape")
+        pieces = [_folder(_OWN), *(_file(f"{_OWN}/{n}", c, 0o700) for n, c in files.items())]
+        self.engine.put(container, "/", graft.tar(pieces))
+
+    def _environment(self) -> bytes:
+        """The user's own variables (an index's address, a proxy), which no image may keep."""
+        given = self.owner.setup.env.items()
+        return "".join(f"export {n}={shlex.quote(v)}\n" for n, v in given).encode()
+
+    def _wait(self, container: str, limit: float = float("inf")) -> int:
+        pause = 0.02
+        deadline = time.monotonic() + limit
+        while True:
+            ending = self.engine.ending(container)
+            if ending is not None:
+                if ending.error:
+                    raise Untestable(f"the container did not start: {ending.error}")
+                return ending.exit_code
+            if self.stopped():
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise Untestable(f"no end within {limit:g} s")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+
+    def _output(self, container: str) -> bytes:
+        return b"".join(self.engine.output(container, follow=False))
+
+    def _keep(self, step: Step, text: str) -> None:
+        if self.log is None:
+            return
+        for secret in self.owner.setup.secrets:
+            text = text.replace(secret, "<hidden>")
+        with self.log.with_name("install.log").open("a", encoding="utf-8") as out:
+            out.write(f"== {step.what}\n{text}")
+
+    def _failure(self, step: Step, code: int, text: str, network: bool) -> Exception:
+        for secret in self.owner.setup.secrets:
+            text = text.replace(secret, "<hidden>")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        end = " / ".join(lines[-_LAST_LINES:]) or "no output"
+        trouble = _trouble(text) if network else ""
+        if "No space left on device" in text or trouble:
+            return InfrastructureError(f"{step.what}: {trouble or 'no space left on device'}")
+        return Untestable(f"{step.what} failed with code {code}: {end}")
+
+    def _check_shell(self) -> None:
+        assert self._files is not None
+        files = self._files.files
+        if files.target(_SHELL) not in files.entries:
+            raise Untestable(f"expected {_SHELL} in the image, to remove files there; found none")
+
+    def _check_volumes(self, container: str) -> None:
+        """What lies in a volume of the image's own is not kept when an image is made."""
+        volumes = self.engine.config(str(self.recipe.base.details["reference"])).get("Volumes")
+        changed = self.engine.changes(container) if volumes else []
+        for volume in volumes or ():
+            if any(path.startswith(f"{volume.rstrip('/')}/") for path in changed):
+                raise Untestable(f"the image declares {volume} a volume: nothing in it can be kept")
+
+    def _read_again(self, container: str) -> None:
+        files = image_files.read(self.engine.export(container))
+        self._files = ownership.read(files, self.base.env)
+
+    def _commit(self, container: str) -> None:
+        if self.stopped():
+            raise Stopped
+        config = self.engine.config(str(self.recipe.base.details["reference"]))
+        kept = {name: config[name] for name in _KEPT if config.get(name)}
+        if not kept.get("Entrypoint") and not kept.get("Cmd"):
+            kept["Cmd"] = [_SHELL]  # else it would be the build's
+        kept["Labels"] = {
+            **(config.get("Labels") or {}),
+            BISECTION_LABEL: self.owner.setup.bisection,
+            DERIVED_LABEL: self.reference.rpartition(":")[2],
+        }
+        repository, _, tag = self.reference.rpartition(":")
+        self.engine.commit(container, repository, tag, kept)
+
+
+def _trouble(text: str) -> str:
+    """The line that blames index, mirror or network; "" where none does.
+
+    That an index has no version at all is no trouble here: a private build is on none.
+    """
+    found = Base.trouble(text)
+    if "from versions: none" in found:
+        return ""
+    if found:
+        return found
+    mirror = ("Temporary failure resolving", "Could not connect to", "Unable to connect to")
+    return next((ln.strip() for ln in text.splitlines() if any(m in ln for m in mirror)), "")
+
+
+def _file(path: str, content: bytes, mode: int) -> Piece:
+    info = tarfile.TarInfo(path)
+    info.size, info.mode, info.mtime = len(content), mode, int(time.time())
+    return info, io.BytesIO(content)  # type: ignore[return-value]
+
+
+def _folder(path: str) -> Piece:
+    info = tarfile.TarInfo(path)
+    info.type, info.mode = tarfile.DIRTYPE, 0o700
+    return info, None
