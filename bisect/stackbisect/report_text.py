@@ -119,8 +119,8 @@ def _noise_lines(noise: Mapping[str, Any] | None) -> Iterator[str]:
     if noise is None:
         return
     yield ""
-    yield f"bad bits: {noise['good_rate']:.0%} of probes before the change, "
-    yield f"          {noise['bad_rate']:.0%} from it on"
+    before, after = f"{noise['good_rate']:.0%}", f"{noise['bad_rate']:.0%}"
+    yield f"other bits than the good end's: {before} of probes before the change, {after} after it"
     yield "where the change is"
     ranked = sorted(noise["posterior"].items(), key=lambda item: -item[1])
     yield from (f"  {label}: {mass:.1%}" for label, mass in ranked[:5])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,21 @@ def test_probes_of_different_machines_are_never_compared_silently(tmp_path: Path
     note = next(note for note in found["notes"] if "machines that differ in" in note)
     assert "hostname and driver: node1, 510 (probes 1, 3" in note
     assert any("turns of the confirmation ran on different machines" in n for n in found["notes"])
+
+
+def test_noise_is_told_as_rates_and_a_posterior(tmp_path: Path) -> None:
+    draw = random.Random(7)
+
+    def bits(values: Values, probe: int) -> str:
+        return "b" if values[ONE] == "2.0" and draw.random() < 0.7 else "g"
+
+    found = told(tmp_path, Simulated(tables(names(8), 6, 6), bits), noisy=True)
+    assert [each["stage"] for each in found["chain"]] == ["search"]
+    assert any("not searched with --noisy" in note for note in found["notes"])
+    text = report_text.text(found)
+    before, after = re.findall(r"(\d+)% of probes before the change, (\d+)% after it", text)[0]
+    assert int(before) < 20 < 50 < int(after)
+    assert f"  {found['first_bad']}: " in text.partition("where the change is")[2]
 
 
 def test_what_is_not_over_is_unfinished_and_shows_what_is_known(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import shutil
@@ -14,6 +15,9 @@ import pytest
 
 from stackbisect import journal, progress
 from stackbisect.bisection import Bisection
+from stackbisect.probe import Runtime
+from stackbisect.runtimes.venv import VenvRuntime
+from tests import lanes
 from tests.fakes.stacks import Bits, Simulated, Values
 from tests.stackbisect.histories import ran
 from tests.stackbisect.simulated import KINDS, begin, go, header, names, tables
@@ -227,6 +231,38 @@ def test_what_a_culprit_needs_to_give_the_bits_of_the_bad_stack_is_named_with_it
     assert record.conclusions["confirm"]["status"] == "confirmed"
 
 
+def test_what_has_to_be_swapped_with_a_culprit_is_neither_cleared_nor_blamed(
+    tmp_path: Path,
+) -> None:
+    """A component that is broken without the culprit: it can only be swapped with it."""
+    draw = drawn()
+    ids = names(8)
+    culprit, needs_it = draw.sample(ids, 2)
+
+    def bits(values: Values, probe: int) -> str:
+        if values[needs_it] == BAD and values[culprit] != BAD:
+            return "x"
+        return "b" if values[culprit] == BAD else "g"
+
+    record = search(tmp_path, Simulated(tables(ids), bits))
+    result = record.conclusions["components"]
+    assert (result["status"], blamed(record)) == ("unresolved", [{culprit}])
+    assert [f"{c['kind']}:{c['name']}" for c in result["companions"]] == [needs_it]
+    assert needs_it.partition(":")[2] in result["reason"]
+    assert "is neither cleared nor blamed" in result["reason"]
+    (found,) = result["culprits"]
+    assert found["without"]["verdict"] == "good"
+    assert found["without"]["probes"]
+
+
+def test_the_stand_in_takes_what_a_real_runtime_takes() -> None:
+    for name, method in inspect.getmembers(Runtime, inspect.isfunction):
+        if not name.startswith("_"):
+            wanted = list(inspect.signature(method).parameters)
+            for kind in (Simulated, VenvRuntime):
+                assert list(inspect.signature(getattr(kind, name)).parameters) == wanted, name
+
+
 # -- how far it goes -------------------------------------------------------------------------------
 
 
@@ -369,6 +405,19 @@ def test_versions_that_cannot_be_tested_make_the_answer_a_range(tmp_path: Path) 
     assert {v["verdict"] for v in result["versions"] if v["version"] in broken} == {"untestable"}
 
 
+def test_versions_with_bits_of_their_own_are_told(tmp_path: Path) -> None:
+    """What the index has is built otherwise than what the stacks have."""
+    component = "distribution:c04"
+
+    def bits(values: Values, probe: int) -> str:
+        return {"1.0": "g", BAD: "b"}.get(str(values[component]), "t")
+
+    record = search(tmp_path, Simulated(tables(names(8)), bits, index={component: VERSIONS}))
+    result = record.conclusions["versions:c04"]
+    assert (result["status"], result["last_good"], result["first_bad"]) == ("found", "1.0", "2.0")
+    assert "the bits change more than once: 1.0 → 1.1 and 1.19 → 2.0" in result["reason"]
+
+
 def test_versions_of_one_of_two_culprits_are_tried_without_the_other(tmp_path: Path) -> None:
     draw = drawn()
     places = {c: draw.randrange(1, len(VERSIONS)) for c in ("distribution:c00", "package:c01")}
@@ -393,6 +442,19 @@ def test_a_culprit_that_has_nothing_between_its_two_versions_takes_no_probe(tmp_
     assert not any(p.stage == "versions:c00" for p in record.probes)
 
 
+def test_a_search_over_the_versions_of_the_culprit_is_not_made_twice(tmp_path: Path) -> None:
+    """A bisection of a package's versions: its two sides are neighbours already."""
+    runtime = Simulated(tables(names(8)), any_of({"distribution:c00"}))
+    held = begin(tmp_path / "b", runtime)
+    candidates = tuple(
+        replace(each, details={"package": "c00"}) for each in held.record.header.candidates
+    )
+    held.record = replace(held.record, header=replace(held.record.header, candidates=candidates))
+    record = go(held, runtime)
+    assert blamed(record) == [{"distribution:c00"}]
+    assert "versions:c00" not in record.conclusions
+
+
 # -- kill and go on --------------------------------------------------------------------------------
 
 
@@ -410,7 +472,8 @@ def test_a_journal_cut_at_any_line_leads_to_the_same_answer_and_repeats_no_finis
 
     whole = search(tmp_path / "whole", runtime(), jobs, draw)
     lines = (tmp_path / "whole" / "b" / journal.FILE).read_bytes().splitlines(keepends=True)
-    for count in range(1, len(lines)):
+    places = range(1, len(lines))
+    for count in places if jobs == 1 or lanes.soak() else draw.sample(places, 12):
         folder = tmp_path / f"cut-{count}"
         folder.mkdir()
         (folder / journal.FILE).write_bytes(b"".join(lines[:count]))

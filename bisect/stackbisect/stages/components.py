@@ -275,20 +275,22 @@ class _Told:
         return wholly if wholly in seen or rest not in seen else rest
 
     def _reason(self, answer: culprits.Answer) -> str:
-        good, bad = self.stacks.good.label, self.stacks.bad.label
+        at = "" if answer.at is None else self.stacks.label(answer.at)
         if answer.status == "found":
             return ""
         if answer.status == "elsewhere":
             return self._elsewhere()
         if answer.status == "same":
-            return f"{bad} gives the good bits now: it is not the stack that was tried before"
-        at = "" if answer.at is None else self.stacks.label(answer.at)
+            return f"{at} gives the good bits now: it is not the stack that was tried before"
         if answer.status == "unstable":
             return f"nothing is blamed: {at}: {answer.reason}"
-        left = wording.counted(len(answer.left), "component")
-        are = "is" if len(answer.left) == 1 else "are"
         where = f"{at} cannot be tested: " if at else ""
-        return f"{where}{answer.reason}; {left} {are} neither cleared nor blamed ({good} → {bad})"
+        return f"{where}{answer.reason}; {self._left(answer.left)} neither cleared nor blamed"
+
+    def _left(self, left: Mixture) -> str:
+        names = [wording.name(each) for each in self.stacks.of(left)]
+        shown = wording.listed(names) if len(names) <= _NAMED else f"{len(names)} components"
+        return f"{shown} {'is' if len(names) == 1 else 'are'}"
 
     def _elsewhere(self) -> str:
         stacks, setup = self.stacks, self.record.header.setup

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stackbisect import wording
 from stackbisect.probe import Candidate, InfrastructureError, Unsupported
-from stackbisect.search import probing
+from stackbisect.search import probing, transition
 from stackbisect.search.verdict import EndsFailure, Rule, Verdict
 from stackbisect.spaces.components import Component, derived, install, swap
 from stackbisect.stage import Ask, Batch, Context, Done, Steps
@@ -157,17 +157,18 @@ class Versions:
         if isinstance(step, probing.Same):
             return {**result, "reason": step.reason}
         answer = step.answer
-        found: dict[str, Any] = {
+        pair = versions[answer.last_good : answer.first_bad + 1]
+        return {
+            **result,
             "status": "range" if answer.ambiguous else "found",
+            "reason": _told(answer, versions),
             "last_good": versions[answer.last_good],
             "first_bad": versions[answer.first_bad],
+            "range": versions[answer.last_good : answer.first_bad + 1]
+            if answer.ambiguous
+            else None,
             "monotonic": answer.monotonic,
         }
-        if answer.ambiguous:
-            found["range"] = versions[answer.last_good : answer.first_bad + 1]
-            untestable = versions[answer.last_good + 1 : answer.first_bad]
-            found["reason"] = f"cannot be tested: {wording.listed(untestable)}"
-        return {**result, **found}
 
     def _shown(self, record: Record) -> list[dict[str, Any]]:
         """Every version that was tried, with its verdict."""
@@ -188,6 +189,18 @@ class Versions:
             )
             if verdict is not None
         ]
+
+
+def _told(answer: transition.Answer, versions: Sequence[str]) -> str:
+    """What else is to be said of where the bits change."""
+    told = []
+    untestable = [versions[p] for each in answer.transitions for p in each.between if each.narrowed]
+    if untestable:
+        told.append(f"cannot be tested: {wording.listed(untestable)}")
+    if len(answer.transitions) > 1:
+        pairs = [f"{versions[each.left]} → {versions[each.right]}" for each in answer.transitions]
+        told.append(f"the bits change more than once: {wording.listed(pairs)}")
+    return "; ".join(told)
 
 
 def _between(component: Component, listed: Sequence[str]) -> list[str]:
