@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pinner.launch.taps import read_taps
-from stackbisect import asked_here
+from stackbisect import asked_components, asked_here
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header
 from stackbisect.probe import ContainerOptions, EvidenceOptions
@@ -24,9 +24,10 @@ _TAG_OPTIONS = ("tags", "order", "list", "platform", "insecure_registry")
 _CONTAINER_OPTIONS = (
     *("mount", "shm_size", "ipc", "ulimit", "user", "device", "gpus", "network", "read_only"),
     *("entrypoint", "transfer", "image_budget"),
+    *asked_components.OPTIONS,
 )
 _HERE_OPTIONS = (*asked_here.GIT_OPTIONS, *asked_here.LOCAL_OPTIONS)
-_DEFAULTS = {"order": "version", "transfer": "auto"}
+_DEFAULTS = {"order": "version", "transfer": "auto", "swap": asked_components.DEFAULT}
 
 
 def need_command(arguments: argparse.Namespace) -> None:
@@ -94,6 +95,7 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         if arguments.image_budget is None
         else container_options.size("--image-budget", arguments.image_budget),
         "taps": taps,
+        **asked_components.setup(arguments),
         **search,
     }
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from pinner.launch.taps import TapError
 from stackbisect import (
     asked,
+    asked_components,
     asked_here,
     journal,
     markdown,
@@ -462,6 +463,7 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
     versions.add_argument("--index-args", metavar="ARGS", default="", help="passed on to pip")
     versions.add_argument("--pre", action="store_true", help="pre-releases count")
     asked_here.add_options(parser)
+    asked_components.add_options(parser)
 
 
 def _search_options(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from stackbisect import asked_components
 from stackbisect.errors import UsageError
 from stackbisect.probe import ContainerOptions, Runtime
 from stackbisect.runtimes import container_options, pull_progress
@@ -125,6 +126,9 @@ def _docker(
             folder=folder.parent / IMAGES,
             environ=environ,
             tell=tell,
+            swapping=asked_components.swapping_of(setup),
+            files=bool(setup.get("files")),
+            only=asked_components.only(setup),
         )
     except container_options.OptionError as error:
         raise UsageError(str(error)) from None
