@@ -25,15 +25,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Inductor sets these for the whole process once it compiled something (pytorch 2.13).
-_SET_BY_INDUCTOR = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_SET_BY_INDUCTOR = {
+    name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+}
 
 
 @pytest.fixture(autouse=True)
 def _no_cache_folder_of_another_test() -> Iterator[None]:
     """Programs that the next test starts get the caches they would have had."""
-    before = {name: os.environ.get(name) for name in _SET_BY_INDUCTOR}
+    _forget_caches()  # a module's fixture may have compiled something by now
     yield
-    for name, value in before.items():
+    _forget_caches()
+
+
+def _forget_caches() -> None:
+    for name, value in _SET_BY_INDUCTOR.items():
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -47,6 +53,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and _asks_how_often(item):
             item.add_marker(pytest.mark.soak)
     _skip_without_gpu(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that xdist does not see would start every service and fixture in every worker."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                f"{item.nodeid}: pytest {pytest.__version__} and pytest-xdist do not group tests "
+                "together (pytest-xdist#1386); take the versions of requirements/dev.lock"
+            )
 
 
 def _asks_how_often(item: pytest.Function) -> bool:
