@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs and starts what the container tests need: a Docker daemon, two image registries, debootstrap.
+# Installs and starts what the tests need: a Docker daemon, two image registries, debootstrap, a Slurm.
 #
 #   scripts/services.sh [start|stop|status]
 #
@@ -15,6 +15,10 @@ missing() {
     command -v docker-registry >/dev/null || echo docker-registry
     command -v debootstrap >/dev/null || echo debootstrap
     command -v ip >/dev/null || echo iproute2
+    command -v munged >/dev/null || echo munge
+    command -v slurmctld >/dev/null || echo slurmctld
+    command -v slurmd >/dev/null || echo slurmd
+    command -v sbatch >/dev/null || echo slurm-client
 }
 
 install() {

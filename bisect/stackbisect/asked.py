@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pinner.launch.taps import read_taps
-from stackbisect import asked_components, asked_here
+from stackbisect import asked_components, asked_here, asked_slurm
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header
 from stackbisect.probe import ContainerOptions, EvidenceOptions
@@ -41,8 +41,9 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     _refuse_secrets(arguments.env)
     evidence(arguments)
     seconds(arguments.time_limit)
+    slurm = asked_slurm.setup(arguments)
     asked_here.complete(arguments)
-    search = {**_search(arguments), **asked_here.axis_setup(arguments, environ)}
+    search = {**_search(arguments), **asked_here.axis_setup(arguments, environ), **slurm}
     here = asked_here.wanted(arguments)
     if here is not None:
         return {**_here(arguments, here), **search}
@@ -72,6 +73,10 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         }
         base_python.refuse_credentials([*setup["with"], *setup["index_args"]])
         return setup
+    if slurm:
+        raise UsageError(
+            "--runtime slurm: expected --package, --git or --candidates, found --image"
+        )
     _need(
         arguments,
         "docker",

@@ -21,6 +21,7 @@ from stackbisect import (
     asked,
     asked_components,
     asked_here,
+    asked_slurm,
     journal,
     markdown,
     plan,
@@ -97,7 +98,7 @@ def run(words: Sequence[str], world: World) -> int:
 
 
 def _parsed(own: Sequence[str], command: tuple[str, ...] = ()) -> argparse.Namespace:
-    arguments = _parser().parse_args(own)
+    arguments = _parser().parse_args(asked_slurm.joined(own))
     arguments.words, arguments.command, arguments.parse = list(own), command, _parsed
     return arguments
 
@@ -302,7 +303,7 @@ def _log(arguments: argparse.Namespace, world: World) -> int:
     folder = world.root / by_hand.name_of(arguments, world)
     record = journal.read(folder)
     if is_by_hand(record.header):
-        return by_hand.log(record, arguments, world)
+        return by_hand.log(record, folder.name, arguments, world)
     if arguments.probe is not None:
         probed = next((p for p in record.probes if p.number == arguments.probe), None)
         if probed is None:
@@ -433,7 +434,7 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
     _search_options(parser)
     ends.add_argument(
         "--runtime",
-        choices=("docker", "venv", "local", "git"),
+        choices=("docker", "venv", "local", "git", "slurm"),
         default=None,
         help="default: docker with --image, venv with --package, git with --git, else local",
     )
@@ -464,6 +465,7 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
     versions.add_argument("--pre", action="store_true", help="pre-releases count")
     asked_here.add_options(parser)
     asked_components.add_options(parser)
+    asked_slurm.add_options(parser)
 
 
 def _search_options(parser: argparse.ArgumentParser) -> None:

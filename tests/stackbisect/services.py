@@ -1,4 +1,4 @@
-"""Starts what container tests need where it does not run: a Docker daemon, image registries.
+"""Starts what the tests need where it does not run: a Docker daemon, image registries, a Slurm.
 
 Nothing is installed here (scripts/services.sh does that). Everything lives in one folder,
 STACKBISECT_SERVICES or a folder of this user's below the temporary one, and its data stay.
@@ -31,7 +31,14 @@ USER, PASSWORD = "tester", "open-sesame-42"
 _HTPASSWD = "tester:$2y$05$AG9PnzQiwzDTfIkiUGN7eugbnZIdOI49i1AhRprfv77syrxzPlSxe\n"
 SPARE_BRIDGE = "sb-spare"
 _DEFAULT_SOCKET = "/var/run/docker.sock"
-PROGRAMS = {"dockerd": "docker.io", "docker-registry": "docker-registry"}
+PROGRAMS = {
+    "dockerd": "docker.io",
+    "docker-registry": "docker-registry",
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+}
 
 
 STARTED: list[Daemon] = []
@@ -275,10 +282,151 @@ def registry_answers(service: RegistryService) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class Slurm:
+    """A Slurm of our own, with two nodes that are this machine; `config` is its slurm.conf."""
+
+    config: Path
+    nodes: tuple[str, ...] = ("n1", "n2")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What Slurm's programs need to find it."""
+        return {"SLURM_CONF": str(self.config)}
+
+    def call(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's programs."""
+        environ = {**os.environ, **self.environ}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+
+    def answers(self) -> bool:
+        """True where jobs can run on every node."""
+        try:
+            found = self.call("sinfo", "--noheader", "--Node", "--format=%T")
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        states = found.stdout.split()
+        return len(states) == len(self.nodes) and set(states) <= {"idle", "mixed", "allocated"}
+
+    def cancel_all(self) -> None:
+        """End every job: a job's processes outlive the daemons."""
+        if not (self.config.exists() and self._controller().pid):
+            return
+        self.call("scancel", "--quiet", "--me")
+        deadline = time.monotonic() + 15
+        while self.call("squeue", "--noheader").stdout and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def daemons(self) -> list[Daemon]:
+        """Its daemons, in the order in which they are started."""
+        place = self.config.parent
+        munged = [f"--socket={place}/munge/socket", f"--key-file={place}/munge/key"]
+        munged += [f"--{each}={place}/munge/{each.partition('-')[0]}" for each in _MUNGE_FILES]
+        argv = ("munged", "--foreground", "--force", *munged)
+        socket_there = (place / "munge" / "socket").exists
+        auth = Daemon("slurm-1-munged", argv, place.parent, socket_there)
+        nodes = [
+            Daemon(
+                f"slurm-3-{node}",
+                ("env", f"SLURM_CONF={self.config}", "slurmd", "-D", "-N", node),
+                place.parent,
+                lambda: True,
+            )
+            for node in self.nodes
+        ]
+        return [auth, self._controller(), *nodes]
+
+    def _controller(self) -> Daemon:
+        argv = ("slurmctld", "-D", "-c", "-f", str(self.config))
+        return Daemon("slurm-2-controller", argv, self.config.parents[1], self._controls)
+
+    def _controls(self) -> bool:
+        return self.call("scontrol", "ping").returncode == 0
+
+
+_MUNGE_FILES = ("pid-file", "log-file", "seed-file")
+
+
+def slurm() -> Slurm:
+    """Return a Slurm of our own that answers, started where it is not."""
+    for program in ("munged", "slurmctld", "slurmd", "sbatch"):
+        _require(program)
+    if os.getuid() != 0:
+        raise ServiceMissing("only root can start a Slurm of its own for the tests")
+    with locked("slurm") as place:
+        found = Slurm(place / "slurm" / "slurm.conf")
+        if found.config.exists() and found._controller().pid and found.answers():
+            return found
+        for daemon in reversed(found.daemons()):
+            daemon.stop()
+        _write_slurm_config(found)
+        for daemon in found.daemons():
+            daemon.start()
+        deadline = time.monotonic() + 60
+        while not found.answers():
+            if time.monotonic() > deadline:
+                raise ServiceMissing(f"Slurm's nodes do not come up; see {place}/slurm-*.log")
+            time.sleep(0.1)
+        return found
+
+
+def _write_slurm_config(found: Slurm) -> None:
+    """A fresh Slurm: no cgroups, no accounting, more CPUs than the machine has."""
+    place = found.config.parent
+    shutil.rmtree(place, ignore_errors=True)
+    for name in ("munge", "state", "spool"):
+        (place / name).mkdir(parents=True, mode=0o755)
+    (place / "munge" / "key").write_bytes(os.urandom(128))
+    (place / "munge" / "key").chmod(0o400)
+    host = socket.gethostname()
+    ports = _free_ports(1 + len(found.nodes))
+    lines = [
+        "ClusterName=stackbisect",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={ports[0]}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        # A job that was requeued may start again when the credential of its first start is over.
+        f"AuthInfo=socket={place}/munge/socket,cred_expire=10",
+        "CredType=cred/munge",
+        f"StateSaveLocation={place}/state",
+        f"SlurmdSpoolDir={place}/spool/%n",
+        f"SlurmctldPidFile={place}/controller.of-slurm",
+        f"SlurmdPidFile={place}/%n.of-slurm",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        "SlurmdParameters=config_overrides",
+        "ReturnToService=2",
+        "MpiDefault=none",
+        "KillWait=2",
+        "SlurmdTimeout=10",
+        "SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0",
+    ]
+    for node, port in zip(found.nodes, ports[1:], strict=True):
+        lines.append(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            "CPUs=4 RealMemory=1000"
+        )
+    lines.append("PartitionName=tests Nodes=ALL Default=YES MaxTime=60 State=UP")
+    found.config.write_text("\n".join(lines) + "\n")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        links = [held.enter_context(socket.socket()) for _ in range(count)]
+        for link in links:
+            link.bind(("127.0.0.1", 0))
+        return [link.getsockname()[1] for link in links]
+
+
 def stop_all() -> None:
     """End every service that was started from this folder; data stay."""
     place = folder()
-    for file in sorted(place.glob("*.pid")):
+    Slurm(place / "slurm" / "slurm.conf").cancel_all()
+    for file in sorted(place.glob("*.pid"), reverse=True):
         Daemon(file.stem, (), place, lambda: False).stop()
         file.unlink(missing_ok=True)
 
@@ -305,6 +453,7 @@ def main(words: list[str]) -> int:
             print(f"docker {docker_address()}")
             print(f"registry {registry(login=False).host}")
             print(f"registry-login {registry(login=True).host}")
+            print(f"slurm {slurm().config}")
         except ServiceMissing as error:
             print(f"services: {error}", file=sys.stderr)
             return 1

@@ -12,8 +12,10 @@ from stackbisect.errors import UsageError
 from stackbisect.probe import ContainerOptions, Runtime
 from stackbisect.runtimes import container_options, pull_progress
 from stackbisect.runtimes.base_python import Base, find_base
+from stackbisect.runtimes.machine import Machine
 
 ENVIRONMENTS = "envs"
+PROBES = "probes"
 IMAGES = ".images"
 
 
@@ -42,12 +44,10 @@ def runtime(
 def _runtime(
     setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], tell: pull_progress.Tell
 ) -> Cleanable:
-    if setup["runtime"] == "git":
-        return _git(setup, folder, environ)
-    if setup["runtime"] == "local":
-        return _local(setup, folder, environ)
-    if setup["runtime"] == "venv":
-        return _venv(setup, folder, environ)
+    if "slurm" in setup:
+        return _slurm(setup, folder, environ)
+    if setup["runtime"] in _WITHOUT_CONTAINER:
+        return _WITHOUT_CONTAINER[setup["runtime"]](setup, folder, environ, None)
     return _docker(setup, folder, environ, tell)
 
 
@@ -68,7 +68,9 @@ def base(setup: Mapping[str, Any], environ: Mapping[str, str]) -> Base:
     return find_base(setup["python"], setup["index_args"], environ)
 
 
-def _venv(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+def _venv(
+    setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], machine: Machine | None
+) -> Cleanable:
     from stackbisect.runtimes.venv import VenvRuntime
 
     return VenvRuntime(
@@ -78,6 +80,7 @@ def _venv(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) ->
         folder / ENVIRONMENTS,
         environ,
         secret=secret(setup),
+        machine=machine,
     )
 
 
@@ -88,7 +91,9 @@ def secret(setup: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(text for text in texts if "=" not in text)
 
 
-def _git(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+def _git(
+    setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], machine: Machine | None
+) -> Cleanable:
     from stackbisect.runtimes.commits import CommitRuntime
     from stackbisect.spaces.commits import Repository
 
@@ -99,13 +104,33 @@ def _git(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> 
         environ,
         budget=setup["build_budget"],
         secret=secret(setup),
+        machine=machine,
     )
 
 
-def _local(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+def _local(
+    setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], machine: Machine | None
+) -> Cleanable:
     from stackbisect.runtimes.local import LocalRuntime
 
-    return LocalRuntime(setup["prepare"], folder, environ, secret=secret(setup))
+    return LocalRuntime(setup["prepare"], folder, environ, secret=secret(setup), machine=machine)
+
+
+_WITHOUT_CONTAINER = {"git": _git, "local": _local, "venv": _venv}
+
+
+def _slurm(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Cleanable:
+    from stackbisect.runtimes.slurm import SlurmRuntime
+    from stackbisect.runtimes.slurm_batch import Batch
+    from stackbisect.runtimes.slurm_commands import Commands
+
+    commands = Commands(environ)
+    commands.check()
+    arguments = setup["slurm"]["arguments"]
+    batch = Batch(commands, f"stackbisect.{_label(folder)}", folder / PROBES, arguments, environ)
+    inner = _WITHOUT_CONTAINER[setup["runtime"]](setup, folder, environ, batch)
+    # A checkout is removed when a program that was killed is taken up again.
+    return SlurmRuntime(inner, commands, batch, arguments, lasting=setup["runtime"] != "git")
 
 
 def _docker(

@@ -12,6 +12,7 @@ from typing import Any
 from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, Unsupported
 from stackbisect.runtimes import container_options, here, host, host_probe, process
 from stackbisect.runtimes.checkouts import COMMIT, Checkouts, Refused
+from stackbisect.runtimes.machine import Here, Machine, Unfit
 from stackbisect.runtimes.sources import environment
 from stackbisect.spaces.commits import Repository, failed
 from stackbisect.spaces.components import DERIVED, Component, Inventory
@@ -35,11 +36,13 @@ class CommitRuntime:
         *,
         budget: int | None = None,
         secret: frozenset[str] = frozenset(),
+        machine: Machine | None = None,
     ) -> None:
         self._repository = repository
         self._build = build
         self._environ = environment(environ)
         self._secret = secret
+        self._machine = machine or Here()
         self._checkouts = Checkouts(
             repository.path, folder.absolute(), build, budget, self._environ, secret
         )
@@ -63,8 +66,12 @@ class CommitRuntime:
             with self._checkouts.checkout(base, job) as place:
                 environ = {**self._environ, COMMIT: base.details["commit"]}
                 secrets = container_options.secret_values({**environ, **job.env}, self._secret)
-                return here.run(replace(job, workdir=place), environ, secrets, started, facts)
-        except Refused as refused:
+                moved = replace(job, workdir=place)
+                key = host_probe.key(base.id, job)
+                return here.run(
+                    moved, environ, secrets, started, facts, machine=self._machine, key=key
+                )
+        except (Refused, Unfit) as refused:
             return host_probe.failed("untestable", str(refused), started, job, facts)
         except process.Stopped:
             return host_probe.failed("infrastructure", here.STOPPED, started, job, facts)

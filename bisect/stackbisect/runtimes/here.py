@@ -1,4 +1,4 @@
-"""Runs a job's command on this machine under pinner's observation, to its result.
+"""Runs a job's command outside containers under pinner's observation, to its result.
 
 What runs in a checkout and what runs in a folder of the user's own differ in where they run and in
 a few variables; what is set, watched and read is the same (`host_probe`).
@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stackbisect.probe import Job, ProbeResult
-from stackbisect.runtimes import harvest, host, host_probe, process
+from stackbisect.runtimes import harvest, host, host_probe
+from stackbisect.runtimes.machine import Here, Machine
 
 STOPPED = "the bisection was stopped while this probe was under way"
 
@@ -22,14 +23,18 @@ def run(
     secrets: Sequence[str],
     started: float,
     facts: Mapping[str, Any] | None = None,
+    *,
+    machine: Machine | None = None,
+    key: str = "",
 ) -> ProbeResult:
     """Run the job's command in its working folder, with `environ` as its base environment.
 
-    `started`: when the probe began, its preparation included. Raises process.Stopped where the job
-    is not wanted any more, and InfrastructureError.
+    `started`: when the probe began, its preparation included. `machine`: where it runs; None is
+    here. `key`: which command it is (`host_probe.key`). Raises process.Stopped where the job is not
+    wanted any more, Unfit and InfrastructureError.
     """
     before = host_probe.stamps(job)
-    ended = process.run(
+    ended = (machine or Here()).run(
         job.command,
         host_probe.environment(environ, job),
         job.workdir,
@@ -38,8 +43,10 @@ def run(
         time_limit=job.time_limit,
         secrets=secrets,
         stopped=job.stop.is_set,
+        own=(job.session, job.scratch),
+        key=key,
     )
-    written = host_probe.written(job, before)
+    written = host_probe.written(job, before, ended.since)
     left = harvest.read(job.session, job.stdout, job.evidence, written)
     reason = host_probe.reason(job, left, ended.code, timed_out=ended.timed_out)
     return ProbeResult(
@@ -47,7 +54,7 @@ def run(
         exit_code=ended.code,
         reason=reason,
         evidence=left.evidence,
-        facts={**left.facts, **(facts or {}), "host": host.facts()},
+        facts={**left.facts, **(facts or {}), "host": host.facts(), **ended.facts},
         loaded={},
         started=started,
         ended=time.time(),

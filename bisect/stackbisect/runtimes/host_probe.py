@@ -7,6 +7,7 @@ started: on this machine, or on nodes that share it.
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import time
@@ -64,9 +65,22 @@ def stamps(job: Job) -> dict[str, Stamp]:
     return {name: _stamp(path) for name, path in _files(job).items()}
 
 
-def written(job: Job, before: Mapping[str, Stamp]) -> dict[str, Path]:
-    """The evidence files that are new or other than `before`."""
-    return {name: path for name, path in _files(job).items() if before.get(name) != _stamp(path)}
+def written(job: Job, before: Mapping[str, Stamp], since: int = 0) -> dict[str, Path]:
+    """The evidence files that the command wrote: those that are new or other than `before`.
+
+    `since`: where the command ran elsewhere, when it began (`process.Ended`); what `before` says
+    does not count then, because the command may have been under way already.
+    """
+    found = {name: (path, _stamp(path)) for name, path in _files(job).items()}
+    if since:
+        return {name: path for name, (path, stamp) in found.items() if stamp[0] >= since}
+    return {name: path for name, (path, stamp) in found.items() if before.get(name) != stamp}
+
+
+def key(candidate: str, job: Job) -> str:
+    """What tells the command of a probe from every other one in its bisection (`machine`)."""
+    lock = b"" if job.lock is None else job.lock.read_bytes()
+    return f"{candidate} {job.mode} {hashlib.sha256(lock).hexdigest()}"
 
 
 def reason(job: Job, left: harvest.Harvest, code: int | None, *, timed_out: bool) -> str:

@@ -21,6 +21,7 @@ from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, 
 from stackbisect.runtimes import container_options, here, host, host_probe, process
 from stackbisect.runtimes.checkouts import Refused, remove
 from stackbisect.runtimes.commits import described_host, underived
+from stackbisect.runtimes.machine import Here, Machine, Unfit
 from stackbisect.spaces.components import Component, Inventory
 
 CANDIDATE, FOLDER = "STACKBISECT_CANDIDATE", "STACKBISECT_FOLDER"
@@ -46,11 +47,13 @@ class LocalRuntime:
         environ: Mapping[str, str] = os.environ,
         *,
         secret: frozenset[str] = frozenset(),
+        machine: Machine | None = None,
     ) -> None:
         self._prepare = prepare
         self._folder = folder.absolute() / CANDIDATES
         self._environ = dict(environ)
         self._secret = secret
+        self._machine = machine or Here()
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
 
@@ -75,8 +78,11 @@ class LocalRuntime:
             with self._alone(place.name, job):
                 self._prepared(place, environ, job, secrets)
             with self._alone("", job) if job.evidence.files else contextlib.nullcontext():
-                return here.run(job, environ, secrets, started, facts)
-        except Refused as refused:
+                key = host_probe.key(base.id, job)
+                return here.run(
+                    job, environ, secrets, started, facts, machine=self._machine, key=key
+                )
+        except (Refused, Unfit) as refused:
             return host_probe.failed("untestable", str(refused), started, job, facts)
         except process.Stopped:
             return host_probe.failed("infrastructure", here.STOPPED, started, job, facts)
@@ -125,7 +131,7 @@ class LocalRuntime:
         place.mkdir(parents=True)
         if self._prepare is not None:
             log = job.log.with_name("prepare.log")
-            ended = process.run(
+            ended = self._machine.run(
                 ["/bin/sh", "-c", self._prepare],
                 {**environ, **job.env},
                 job.workdir,
@@ -133,6 +139,7 @@ class LocalRuntime:
                 stdout=log.with_name("prepare.out"),
                 secrets=secrets,
                 stopped=job.stop.is_set,
+                key=place.name,
             )
             if ended.code:
                 text = here.last_lines(log.read_text(errors="replace"), 4) or "no output"

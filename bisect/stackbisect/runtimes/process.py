@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stackbisect.probe import InfrastructureError
 from stackbisect.runtimes import warden
@@ -30,10 +31,16 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its code (128+N for signal N), or that it was stopped at the limit."""
+    """How a command ended: its code (128+N for signal N), or that it was stopped at the limit.
+
+    Where it ran elsewhere `facts` say where, and `since` is when its only start that counts began
+    (ns, by the clock of the file system).
+    """
 
     code: int
     timed_out: bool
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    since: int = 0
 
 
 def run(

@@ -18,6 +18,7 @@ from typing import Any
 from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, Unsupported
 from stackbisect.runtimes import container_options, harvest, host, host_probe, loaded, process
 from stackbisect.runtimes.base_python import Base
+from stackbisect.runtimes.machine import Here, Machine, Unfit
 from stackbisect.runtimes.venv_build import Environment, Environments, Refused, Work, swapped
 from stackbisect.spaces import index, pins
 from stackbisect.spaces.components import DERIVED, Component, Inventory
@@ -25,10 +26,11 @@ from stackbisect.spaces.image_contents import normalised
 
 
 class VenvRuntime:
-    """Probes in virtual environments on this machine (the Runtime of `probe.py`).
+    """Probes in virtual environments (the Runtime of `probe.py`).
 
-    `folder` holds the environments; `extras` are requirements installed next to the package;
-    `secret` names variables whose values no log may hold. Any number of threads may call `run` at
+    They are made on this machine; the command runs on `machine`. `folder` holds the environments;
+    `extras` are requirements installed next to the package; `secret` names variables whose values
+    no log may hold. Any number of threads may call `run` at
     once. Where files are evidence they take turns: they share the command's folder.
     """
 
@@ -43,6 +45,7 @@ class VenvRuntime:
         environ: Mapping[str, str] = os.environ,
         *,
         secret: frozenset[str] = frozenset(),
+        machine: Machine | None = None,
     ) -> None:
         self._base = base
         self._package = package
@@ -52,6 +55,7 @@ class VenvRuntime:
         self._environments = Environments(
             base, package, tuple(extras), self._folder, self._environ, self._secrets(environ)
         )
+        self._machine = machine or Here()
         self._closed = threading.Event()
         self._turns = threading.Lock()
 
@@ -75,7 +79,7 @@ class VenvRuntime:
             found = self._environments.get(candidate, Work(job.log, lambda: self._stopped(job)))
             with self._turn(job):
                 return self._run_in(found, candidate, job, started, facts)
-        except Refused as refused:
+        except (Refused, Unfit) as refused:
             return host_probe.failed("untestable", str(refused), started, job, facts)
         except process.Stopped:
             text = "the bisection was stopped while this probe was under way"
@@ -157,7 +161,7 @@ class VenvRuntime:
     ) -> ProbeResult:
         environ = command_environ(found, self._environ, job)
         before = host_probe.stamps(job)
-        ended = process.run(
+        ended = self._machine.run(
             job.command,
             environ,
             job.workdir,
@@ -166,8 +170,11 @@ class VenvRuntime:
             time_limit=job.time_limit,
             secrets=self._secrets(environ),
             stopped=lambda: self._stopped(job),
+            own=(job.session, job.scratch),
+            key=host_probe.key(candidate.id, job),
         )
-        left = harvest.read(job.session, job.stdout, job.evidence, host_probe.written(job, before))
+        written = host_probe.written(job, before, ended.since)
+        left = harvest.read(job.session, job.stdout, job.evidence, written)
         seen = loaded.read(job.scratch / "loaded")
         fault = shadowed(found, self._package, candidate, seen) if ended.code == 0 else ""
         reason = host_probe.reason(job, left, ended.code, timed_out=ended.timed_out) or fault
@@ -176,7 +183,7 @@ class VenvRuntime:
             exit_code=ended.code,
             reason=reason,
             evidence=left.evidence,
-            facts={**left.facts, **facts},
+            facts={**left.facts, **facts, **ended.facts},
             loaded=loaded_json(found, self._package, candidate, seen),
             started=started,
             ended=time.time(),
