@@ -468,12 +468,12 @@ def test_a_journal_cut_at_any_line_leads_to_the_same_answer_and_repeats_no_finis
     bits = since(component, VERSIONS[place])
 
     def runtime() -> Simulated:
-        return Simulated(tables(names(10)), bits, index={component: VERSIONS})
+        return Simulated(tables(names(6)), bits, index={component: VERSIONS})
 
     whole = search(tmp_path / "whole", runtime(), jobs, draw)
     lines = (tmp_path / "whole" / "b" / journal.FILE).read_bytes().splitlines(keepends=True)
     places = range(1, len(lines))
-    for count in places if jobs == 1 or lanes.soak() else draw.sample(places, 12):
+    for count in places if jobs == 1 or lanes.soak() else draw.sample(places, 8):
         folder = tmp_path / f"cut-{count}"
         folder.mkdir()
         (folder / journal.FILE).write_bytes(b"".join(lines[:count]))

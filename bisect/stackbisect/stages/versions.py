@@ -164,9 +164,7 @@ class Versions:
             "reason": _told(answer, versions),
             "last_good": versions[answer.last_good],
             "first_bad": versions[answer.first_bad],
-            "range": versions[answer.last_good : answer.first_bad + 1]
-            if answer.ambiguous
-            else None,
+            "range": pair if answer.ambiguous else None,
             "monotonic": answer.monotonic,
         }
 
