@@ -38,7 +38,7 @@ def header(count: int, **setup: Any) -> journal.Header:
         evidence=EvidenceOptions(),
         time_limit=None,
         candidates=candidates,
-        setup={"runtime": "simulated", "depth": "versions", **setup},
+        setup={"runtime": "simulated", "depth": "versions", "files": False, **setup},
         runtime={},
         excluded=(),
         notes=(),

@@ -17,6 +17,7 @@ from stackbisect import journal, progress
 from stackbisect.bisection import Bisection
 from stackbisect.probe import Runtime
 from stackbisect.runtimes.venv import VenvRuntime
+from stackbisect.spaces.components import Inventory
 from tests import lanes
 from tests.fakes.stacks import Bits, Simulated, Values
 from tests.stackbisect.histories import ran
@@ -167,6 +168,17 @@ def test_stacks_in_which_nothing_that_can_be_swapped_differs_need_no_probe(tmp_p
         in (record.conclusions["components"]["reason"])
     )
     assert not any(p.stage == "components" for p in record.probes)
+
+
+def test_components_that_were_named_are_the_only_ones_that_are_cleared(tmp_path: Path) -> None:
+    class Named(Simulated):
+        def inventory(self, *args: Any) -> Any:
+            return Inventory(super().inventory(*args).components[:1])
+
+    runtime = Named(tables(names(8)), any_of({"package:c05"}))
+    record = search(tmp_path, runtime, components=["distribution:c00"])
+    reason = record.conclusions["components"]["reason"]
+    assert reason.startswith("the change is in none of the named: distribution:c00; ")
 
 
 def test_a_mixture_whose_own_probes_differ_ends_the_search_and_nothing_is_blamed(

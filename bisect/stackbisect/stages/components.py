@@ -294,14 +294,19 @@ class _Told:
 
     def _elsewhere(self) -> str:
         stacks, setup = self.stacks, self.record.header.setup
-        count = len(stacks.everything)
-        outside = "" if setup.get("files") else ", files outside packages (--files)"
-        blame = f"the change is in nothing that can be swapped: driver, host, base system{outside}"
-        if not count:
-            return (
-                f"{blame}; no component differs between {stacks.good.label} and {stacks.bad.label}"
-            )
+        blame = _outside(setup)
+        if not stacks.everything:
+            between = f"{stacks.good.label} and {stacks.bad.label}"
+            return f"{blame}; no component differs between {between}"
         seen = stacks.tried(self.record).get(EMPTY, [])
         verdict = judge(seen, self.ends, self.rule)
         bits = "still bad" if verdict is not None and verdict.kind == "bad" else "not good either"
         return f"{blame}; {stacks.label(EMPTY)}: the bits are {bits}"
+
+
+def _outside(setup: Mapping[str, Any]) -> str:
+    """Where a change is that no swap brings back."""
+    if setup.get("components"):
+        return f"the change is in none of the named: {', '.join(setup['components'])}"
+    files = {False: ", files outside packages (--files)", True: ""}.get(setup.get("files"), "")
+    return f"the change is in nothing that can be swapped: driver, host, base system{files}"
