@@ -308,5 +308,5 @@ def _outside(setup: Mapping[str, Any]) -> str:
     """Where a change is that no swap brings back."""
     if setup.get("components"):
         return f"the change is in none of the named: {', '.join(setup['components'])}"
-    files = {False: ", files outside packages (--files)", True: ""}.get(setup.get("files"), "")
+    files = ", files outside packages (--files)" if setup.get("files") is False else ""
     return f"the change is in nothing that can be swapped: driver, host, base system{files}"
