@@ -50,7 +50,7 @@ def _unnoted(items: Iterable[Any]) -> Any:
     return tuple(replace(item, note="") for item in items)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(locks.locks(), locks.locks())
 def test_locks_that_differ_in_text_differ_and_the_other_way_round(one: Lock, other: Lock) -> None:
     there, back = diff_locks(one, other), diff_locks(other, one)
