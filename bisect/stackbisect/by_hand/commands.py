@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackbisect import asked, journal, wording
+from stackbisect import asked, asked_here, journal, wording
 from stackbisect.by_hand import current, shown, verdicts
 from stackbisect.by_hand import log as logs
 from stackbisect.by_hand.search import Next, Waiting, step
@@ -83,7 +83,7 @@ def _asked(arguments: argparse.Namespace, world: World) -> tuple[Header, list[Ma
     """What a bisection by hand is begun with: candidates, and the verdicts on its ends."""
     good, bad = arguments.good, arguments.bad
     name = journal.check_name(arguments.name or _NAME)
-    if arguments.image or arguments.package or arguments.git:
+    if _is_space(arguments):
         if arguments.names:
             raise UsageError(
                 f"expected candidates or a space to take them from, found both: {arguments.names}"
@@ -91,9 +91,11 @@ def _asked(arguments: argparse.Namespace, world: World) -> tuple[Header, list[Ma
         setup = asked.setup(arguments, world.environ)
         found = asked.space(arguments, setup, world.environ, world.watcher.reads)
         world.watcher.close()
+        good = None if setup.get("no_good_end") else found.candidates[0].label
+        bad = found.candidates[-1].label
         again = ["stackbisect", *_with_name(arguments.words, arguments.name, name)]
     else:
-        found = _own(arguments, good, bad)
+        found = _own(arguments, world.workdir, good, bad)
         labels = [each.label for each in found.candidates]
         again = ["stackbisect", "start", "--name", name, *labels]
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -106,23 +108,31 @@ def _asked(arguments: argparse.Namespace, world: World) -> tuple[Header, list[Ma
     return header, marks
 
 
+def _is_space(arguments: argparse.Namespace) -> bool:
+    """Whether the candidates are looked up as `run` does it."""
+    given = arguments.image or arguments.package or arguments.git or arguments.runtime
+    return bool(given or asked_here.axis(arguments) is not None)
+
+
 def _with_name(words: Sequence[str], given: str | None, name: str) -> list[str]:
     named = [] if given is not None else ["--name", name]
     first, *rest = (word for word in words if word != "--json")
     return [first, *named, *rest]
 
 
-def _own(arguments: argparse.Namespace, good: str | None, bad: str | None) -> window.Space:
+def _own(
+    arguments: argparse.Namespace, workdir: Path, good: str | None, bad: str | None
+) -> window.Space:
     """Candidates that are named one by one, on the command line or in a file."""
     names = [*arguments.names]
     if arguments.candidates:
         names += [each.strip() for each in arguments.candidates.split(",") if each.strip()]
     if arguments.list:
-        names += _listed(Path(arguments.list))
+        names += _listed(workdir / arguments.list)
     if len(names) < 2:
         raise UsageError(
             "expected candidates from good to bad (start v1 v2 v3, or --list FILE), or a space to "
-            f"take them from (--image, --package, --git), found {len(names)}"
+            f"take them from (--image, --package, --git, --env-values), found {len(names)}"
         )
     for end in (good, bad):
         if end is not None and end not in names:
@@ -165,7 +175,7 @@ def _begin(world: World, name: str, header: Header, marks: Sequence[Mark]) -> Pa
 
 def _replay(arguments: argparse.Namespace, world: World) -> int:
     """All lines are read and checked before anything is written."""
-    first, *others = logs.read(Path(arguments.file))
+    first, *others = logs.read(world.workdir / arguments.file)
     words = list(first.words)
     asked_for = arguments.parse(words)
     asked_for.name = arguments.name or asked_for.name
@@ -309,9 +319,9 @@ def report(record: Record, name: str, arguments: argparse.Namespace, world: Worl
     return 0
 
 
-def log(record: Record, arguments: argparse.Namespace, world: World) -> int:
+def log(record: Record, name: str, arguments: argparse.Namespace, world: World) -> int:
     """`stackbisect log` of a bisection by hand."""
-    lines = logs.lines(record)
+    lines = logs.lines(record, name)
     if arguments.json:
         commands = [shlex.split(line) for line in lines if not line.startswith("#")]
         world.out(json.dumps({"commands": commands}, indent=1) + "\n")

@@ -6,24 +6,27 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from stackbisect import wording
 from stackbisect.by_hand.verdicts import VERDICTS
 from stackbisect.errors import UsageError
 from stackbisect.journal import Record
 
 
-def lines(record: Record) -> list[str]:
-    """Lines that `replay` (or a shell) brings to the same state: comments and commands."""
+def lines(record: Record, name: str) -> list[str]:
+    """Lines that `replay` (or a shell) brings to the same state: comments and commands.
+
+    Candidates stand there by name, so that neither a registry nor a repository is needed again.
+    """
     header = record.header
-    labels = {each.id: each.label for each in header.candidates}
-    found = [
-        f"# begun {header.created} in {header.workdir}: "
-        f"{wording.counted(len(header.candidates), 'candidate')}",
-        shlex.join(header.again),
-    ]
+    candidates = {each.id: each for each in header.candidates}
+    labels = [each.label for each in header.candidates]
+    begun = f"# begun {header.created} in {header.workdir}: {shlex.join(header.again)}"
+    found = [begun, shlex.join(["stackbisect", "start", "--name", name, *labels])]
     for mark in record.marks:
+        candidate = candidates[mark.candidate]
+        if candidate.id != candidate.label:
+            found.append(f"# {candidate.label} is {candidate.id}")
         noted = ["--note", mark.note] if mark.note else []
-        found.append(shlex.join(["stackbisect", mark.verdict, *noted, labels[mark.candidate]]))
+        found.append(shlex.join(["stackbisect", mark.verdict, *noted, candidate.label]))
     return found
 
 

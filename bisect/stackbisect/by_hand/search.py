@@ -62,7 +62,9 @@ def step(record: Record) -> Step:
     if not bad:
         return Waiting("a bad" if good else "a good and a bad")
     if not good:
-        return _back(candidates, ids[: bad[0] + 1], seen)
+        # All from the first bad one on is bad: the way back goes on from the last one.
+        seen.update((each, [_SAID["bad"]]) for each in ids[bad[0] : bad[-1]])
+        return _back(candidates, ids[: bad[-1] + 1], seen)
     left, right = good[-1], bad[0]
     inside = ids[left : right + 1]
     found = probing.next_steps(inside, seen, _RULE, _POLICY)
@@ -74,7 +76,7 @@ def step(record: Record) -> Step:
 
 
 def _back(candidates: Sequence[Candidate], ids: Sequence[str], seen: probing.Seen) -> Step:
-    """Without a good candidate: back from the first bad one, in doubling steps."""
+    """Without a good candidate: back from the last bad one, in doubling steps."""
     found = gallop.next_steps(ids, seen, _RULE, _POLICY)
     if isinstance(found, probing.Batch):
         most = gallop.probes_left(ids, seen, _RULE, _POLICY)
