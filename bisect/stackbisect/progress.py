@@ -81,6 +81,7 @@ class Rich:
         from rich.live import Live
 
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._lock = threading.RLock()  # what is pulled is told from any thread
         self._live: Live | None = None
         self._running: dict[int, Any] = {}
         self._note = ""
@@ -91,9 +92,9 @@ class Rich:
         from rich.text import Text
 
         text = Text(f"probe {number}  {_begins(ask, left)}")
-        self._running[number] = Spinner("dots", text)
-        self._note = ""
-        self._draw()
+        with self._lock:
+            self._running[number] = Spinner("dots", text)
+        self._show("")
 
     def ends(self, number: int, ask: Ask, result: ProbeResult, verdict: Verdict | None) -> None:
         """A probe ended."""
@@ -117,27 +118,31 @@ class Rich:
 
     def reads(self, done: int, of: int) -> None:
         """Images are looked up."""
-        self._note = f"looking up images: {done} of {of}" if done < of else ""
-        self._draw()
+        self._show(f"looking up images: {done} of {of}" if done < of else "")
 
     def pulls(self, text: str) -> None:
         """An image is pulled for a probe."""
-        self._note = text
-        self._draw()
+        self._show(text)
 
     def close(self) -> None:
         """Give the terminal back."""
-        self._running.clear()
-        self._note = ""
-        self._draw()
+        with self._lock:
+            self._running.clear()
+        self._show("")
 
     def _is_over(self, number: int) -> None:
-        self._running.pop(number, None)
-        self._note = ""
-        self._draw()
+        with self._lock:
+            self._running.pop(number, None)
+        self._show("")
+
+    def _show(self, note: str) -> None:
+        """Show what runs now, and a note below it."""
+        with self._lock:
+            self._note = note
+            self._draw()
 
     def _draw(self) -> None:
-        """Show what runs now; the terminal is held only while there is something to show."""
+        """The terminal is held only while there is something to show."""
         from rich.console import Group
         from rich.live import Live
         from rich.text import Text

@@ -58,6 +58,7 @@ class Workers:
         self._runtime = runtime
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._running: dict[int, Running] = {}
+        self._threads: dict[int, threading.Thread] = {}
         self._fetched: set[str] = set()
         self._fetching: threading.Thread | None = None
 
@@ -69,9 +70,11 @@ class Workers:
     def start(self, running: Running) -> None:
         """Start a probe."""
         self._fetched.add(running.ask.candidate.id)
-        self._running[running.number] = running
         name = f"probe {running.number}"
-        threading.Thread(target=self._carry_out, args=(running,), name=name, daemon=True).start()
+        thread = threading.Thread(target=self._carry_out, args=(running,), name=name, daemon=True)
+        self._threads[running.number] = thread
+        self._running[running.number] = running
+        thread.start()
 
     def wait(self) -> Ended:
         """Wait until one of the probes ends. An interrupt passes through."""
@@ -86,8 +89,9 @@ class Workers:
 
         An interrupt passes through once they are.
         """
-        left = {number for number in numbers if number in self._running}
-        for number in left:
+        wanted = {number for number in numbers if number in self._running}
+        left = set(wanted)
+        for number in wanted:
             self._running[number].job.stop.set()
         others: list[Ended] = []
         interrupted = False
@@ -96,16 +100,17 @@ class Workers:
             try:
                 ended = self._ended.get(timeout=0.5)
             except queue.Empty:
+                # An interrupt may have come before the thread was started.
+                left = {number for number in left if self._threads[number].is_alive()}
                 continue
             except KeyboardInterrupt:
                 interrupted = True
                 continue
-            if ended.running.number in left:
+            if ended.running.number in wanted:
                 left.discard(ended.running.number)
-                self._running.pop(ended.running.number, None)
             else:
                 others.append(ended)
-        for number in left:
+        for number in wanted:
             self._running.pop(number, None)
         for ended in others:
             self._ended.put(ended)

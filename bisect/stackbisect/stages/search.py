@@ -188,4 +188,4 @@ def _in_noise(counts: noisy.Counts) -> Verdict | None:
     if counts.good == counts.bad:
         return None
     kind: Literal["good", "bad"] = "good" if counts.good > counts.bad else "bad"
-    return Verdict(kind, kind, f"{max(counts.good, counts.bad)} of {tried} probes")
+    return Verdict(kind, "", f"{max(counts.good, counts.bad)} of {tried} probes")
