@@ -11,11 +11,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
+import platform
 import posixpath
 import secrets
 import shlex
+import subprocess
+import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +43,7 @@ from stackbisect.runtimes.docker_engine import (
 from stackbisect.runtimes.docker_probe import Setup, Stack
 from stackbisect.runtimes.image_store import ImageStore
 from stackbisect.runtimes.installing import FOLDER, Step, Swapping
-from stackbisect.spaces import graft, image_files, inventory, ownership
+from stackbisect.spaces import graft, image_files, inventory, ownership, wheel_graft
 from stackbisect.spaces.components import DERIVED, Component
 from stackbisect.spaces.graft import Copier, Graft, Piece
 from stackbisect.spaces.inventory import Pair
@@ -49,8 +54,8 @@ REPOSITORY = "stackbisect-derived"
 _FORMAT = 1
 """Version of how images are built: an image that an older program built is not taken."""
 
-_MANY_ROOTS = 100
-"""From so many separate paths on, one export of the donor is quicker than a request for each."""
+_EXPORTED_MEANWHILE = 32 << 20
+"""While the daemon answers one request for a path, it exports about so many bytes of an image."""
 
 _OWN = FOLDER.lstrip("/")
 _SHELL = "/bin/sh"
@@ -237,6 +242,14 @@ class DerivedImages:
                     marks = frozenset((entries[path].mark,))
                     yield name, Library(f"{component.name} {component.good}", marks)
 
+    def target(self, engine: Engine, owned: Owned) -> list[str]:
+        """The options that make this machine's pip look for what an image can use."""
+        python = wheel_graft.python_of(owned)
+        machine = str(engine.info().get("Architecture") or platform.machine())
+        tags = wheel_graft.platforms(owned, machine)
+        version = ["--python-version", python, "--implementation", "cp"] if python else []
+        return [*version, *(f"--platform={tag}" for tag in tags)]
+
     def output(
         self,
         engine: Engine,
@@ -339,28 +352,34 @@ class _Build:
         plan = graft.plan(Pair(theirs, self._files), components)
         if plan.empty:
             return
+        script = graft.removal(plan)
         if plan.removes_first:
-            self._run(container, Step(graft.removal(plan), {}, "removal of files"))
-        with self.owner.images.use(self.engine, donor, self.stopped):
-            source = self._create(str(donor.details["reference"]))
-            try:
-                self.engine.put(container, "/", self._watched(self._tar(source, plan, theirs)))
-            finally:
-                self.engine.remove(source)
-        script = graft.removal(plan) if not plan.removes_first else ""
+            self._run(container, Step(script, {}, "removal of files"))
+            script = ""
         if plan.changes_libraries:
             script += self._ldconfig()
+        step = Step(script, {}, "graft")
         if script:
-            self._run(container, Step(script, {}, "graft"))
+            self._check_shell()
+        with self.owner.images.use(self.engine, donor, self.stopped) as image:
+            source = self._create(str(donor.details["reference"]))
+            try:
+                # Each `put` takes the daemon long, so the script goes with the files.
+                pieces = itertools.chain(
+                    self._pieces(source, plan, theirs, image.size),
+                    self._script(step) if script else (),
+                )
+                self.engine.put(container, "/", self._watched(graft.tar(pieces)))
+            finally:
+                self.engine.remove(source)
+        if script:
+            self._carry_out(container, step)
 
-    def _tar(self, source: str, plan: Graft, theirs: Owned) -> Iterator[bytes]:
-        return graft.tar(self._pieces(source, plan, theirs))
-
-    def _pieces(self, source: str, plan: Graft, theirs: Owned) -> Iterator[Piece]:
+    def _pieces(self, source: str, plan: Graft, theirs: Owned, size: int) -> Iterator[Piece]:
         yield from graft.folders(plan, theirs.files)
         copier = Copier(plan)
         roots = graft.roots(theirs.files, plan.copy)
-        if len(roots) > _MANY_ROOTS:
+        if len(roots) * _EXPORTED_MEANWHILE > size:
             yield from copier.pieces(self.engine.export(source), "")
         else:
             for root in roots:
@@ -386,7 +405,45 @@ class _Build:
 
     def _install(self, container: str, kind: Any, name: str, version: str) -> None:
         step = installing.step(kind, name, version, self.owner.swapping)
-        self._run(container, step, network=True)
+        by_pip = kind == "distribution" and not step.files
+        assert self._files is not None
+        if by_pip and "pip" not in {*self._files.distributions, *self._files.by_package}:
+            self._install_wheel(container, name, version)
+            return
+        try:
+            self._run(container, step, network=True)
+        except InfrastructureError:
+            if not by_pip:
+                raise
+            self._install_wheel(container, name, version)  # containers may have no way out
+
+    def _install_wheel(self, container: str, name: str, version: str) -> None:
+        """Have this machine's pip fetch the wheel, and put its files into the container."""
+        assert self._files is not None
+        target = self.owner.target(self.engine, self._files)
+        with tempfile.TemporaryDirectory(prefix="stackbisect-wheel-") as folder:
+            wheel = self._download(name, version, target, Path(folder))
+            try:
+                plan = wheel_graft.plan(self._files, name, wheel)
+            except wheel_graft.WheelError as error:
+                raise Untestable(str(error)) from error
+            self.engine.put(container, "/", self._watched(graft.tar(plan.pieces())))
+        if plan.graft.remove or plan.graft.remove_folders:
+            script = graft.removal(plan.graft)
+            self._run(container, Step(script, {}, f"removal of the {name} that was there"))
+
+    def _download(self, name: str, version: str, target: Sequence[str], folder: Path) -> Path:
+        words = ["download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), *target]
+        call = Base(sys.executable, "").pip(*words, f"{name}=={version}")
+        done = subprocess.run(
+            call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        step = Step("", {}, f"pip download {name}=={version}")
+        self._keep(step, done.stdout)
+        found = sorted(folder.glob("*.whl"))
+        if done.returncode or not found:
+            raise self._failure(step, done.returncode, done.stdout, network=True)
+        return found[0]
 
     def _watched(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -426,8 +483,12 @@ class _Build:
     def _run(self, container: str, step: Step, *, network: bool = False) -> None:
         """Run one script in the container, as root. Raises Untestable with its last output."""
         self._check_shell()
-        before = len(self._output(container))
         self._put(container, step, network)
+        self._carry_out(container, step, network=network)
+
+    def _carry_out(self, container: str, step: Step, *, network: bool = False) -> None:
+        """Run the script that was put there."""
+        before = len(self._output(container))
         self.engine.start(container)
         code = self._wait(container)
         output = self._output(container)
@@ -437,6 +498,9 @@ class _Build:
             raise self._failure(step, code, text, network)
 
     def _put(self, container: str, step: Step, network: bool) -> None:
+        self.engine.put(container, "/", graft.tar(self._script(step, network)))
+
+    def _script(self, step: Step, network: bool = False) -> list[Piece]:
         head = ["set -e", "cd /"]
         files = dict(step.files)
         if network:
@@ -444,8 +508,7 @@ class _Build:
             files["environment"] = self._environment()
         script = "\n".join([*head, step.script, f"rm -rf {FOLDER}", ""])
         files["step"] = script.encode("utf-8", "surrogateescape")
-        pieces = [_folder(_OWN), *(_file(f"{_OWN}/{n}", c, 0o700) for n, c in files.items())]
-        self.engine.put(container, "/", graft.tar(pieces))
+        return [_folder(_OWN), *(_file(f"{_OWN}/{n}", c, 0o700) for n, c in files.items())]
 
     def _environment(self) -> bytes:
         """The user's own variables (an index's address, a proxy), which no image may keep."""
@@ -540,7 +603,7 @@ def _trouble(text: str) -> str:
 def _file(path: str, content: bytes, mode: int) -> Piece:
     info = tarfile.TarInfo(path)
     info.size, info.mode, info.mtime = len(content), mode, int(time.time())
-    return info, io.BytesIO(content)  # type: ignore[return-value]
+    return info, io.BytesIO(content)
 
 
 def _folder(path: str) -> Piece:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from stackbisect.runtimes.derived import DerivedImages
 from stackbisect.runtimes.docker_engine import Engine
 from stackbisect.spaces import debian_versions, versions
 from stackbisect.spaces.components import Component
-from stackbisect.spaces.image_files import ImageFiles
 
 _ANSWER_S = 120.0
 
@@ -49,8 +48,9 @@ class Lists:
         listed = available(self._inside(bad, installing.pip(f"index versions {name}")))
         if listed:
             return listed
-        files = self.owner.images.owned(self.engine, bad, self.stopped).files
-        return available(_of_this_machine(name, python_of(files)))
+        owned = self.owner.images.owned(self.engine, bad, self.stopped)
+        target = self.owner.target(self.engine, owned)
+        return available(_of_this_machine(name, target))
 
     def _inside(self, bad: Candidate, script: str) -> str:
         """What a script prints in a container of the image; "" where it fails."""
@@ -78,20 +78,8 @@ def madison(output: str) -> list[str]:
     return [row[1].strip() for row in rows if len(row) == 3]
 
 
-def python_of(files: ImageFiles) -> str:
-    """The version (3.11) of the Python with the most distributions; "" where none is seen."""
-    counts: dict[str, int] = {}
-    for path in files.texts:
-        match = re.search(r"lib(?:64)?/python(3\.\d+)/(?:site|dist)-packages/", path)
-        if match:
-            counts[match[1]] = counts.get(match[1], 0) + 1
-    return max(counts, key=lambda version: (counts[version], version), default="")
-
-
-def _of_this_machine(name: str, python: str) -> str:
-    target = ["--python-version", python] if python else []
-    words = ["index", "versions", name, *target]
-    call = Base(sys.executable, "").pip(*words)
+def _of_this_machine(name: str, target: Sequence[str]) -> str:
+    call = Base(sys.executable, "").pip("index", "versions", name, *target)
     try:
         done = subprocess.run(call, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

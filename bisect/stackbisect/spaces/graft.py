@@ -12,7 +12,7 @@ import shlex
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import RawIOBase
+from typing import Protocol
 
 from stackbisect.runtimes.archive import members
 from stackbisect.spaces.components import Component
@@ -83,7 +83,7 @@ def plan(pair: Pair, components: Sequence[Component]) -> Graft:
     changed = {path: target for path, target in copy.items() if not _is_same(pair, path, target)}
     return Graft(
         remove=tuple(sorted(remove)),
-        remove_folders=tuple(_emptied(base.files, remove, targets)),
+        remove_folders=tuple(emptied(base.files, remove, targets)),
         copy=changed,
         folders=_new_folders(pair, changed),
         write=_status(base, donor, components),
@@ -117,7 +117,7 @@ def _is_same(pair: Pair, path: str, target: str) -> bool:
     return theirs == ours
 
 
-def _emptied(files: ImageFiles, removed: Collection[str], targets: Iterable[str]) -> list[str]:
+def emptied(files: ImageFiles, removed: Collection[str], targets: Iterable[str]) -> list[str]:
     """The folders in which nothing is left, deepest first.
 
     An empty NAME.dist-info would still be a distribution to Python.
@@ -197,7 +197,14 @@ def roots(files: ImageFiles, wanted: Collection[str]) -> list[str]:
     return sorted(found)
 
 
-Piece = tuple[tarfile.TarInfo, RawIOBase | None]
+class Readable(Protocol):
+    """A member's content."""
+
+    def read(self, size: int = -1, /) -> bytes | None:
+        """Up to `size` bytes; nothing at the end."""
+
+
+Piece = tuple[tarfile.TarInfo, Readable | None]
 
 
 @dataclass
