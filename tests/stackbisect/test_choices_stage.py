@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from stackbisect.sessions import Sessions
 from stackbisect.spaces.components import DERIVED
 from stackbisect.stage import Ask, Context, Done
 from stackbisect.stages.choices import Choices
+from tests.stackbisect.program import Program
 
 ROOT = Path(__file__).parents[2]
 CHOOSING = (sys.executable, str(ROOT / "tests" / "workloads" / "choosing.py"))
@@ -319,18 +320,36 @@ sys.exit(int(blocks != [16, 16]))
 def test_a_stage_that_is_killed_after_any_probe_goes_on_without_repeating_one(
     tmp_path: Path,
 ) -> None:
-    ends = stack("good", TAKES="32"), stack("bad", TAKES="16")
-    whole = Trial(tmp_path / "whole", *ends, DECIDING)
-    expected = whole()
-    cut = Trial(tmp_path / "cut", *ends, DECIDING)
-    for probes in range(len(whole.tried)):
-        assert cut(probes) is None
-    assert cut.tried == whole.tried[:-1]
-    assert told(cut()) == told(expected)
-    assert cut.tried == whole.tried
-
-
-def told(result: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A result without the bisection's own name, which is in the command."""
+    trial = Trial(tmp_path / "b", stack("good", TAKES="32"), stack("bad", TAKES="16"), DECIDING)
+    for probes in range(3):
+        assert trial(probes) is None
+    result = trial()
     assert result is not None
-    return {name: value for name, value in result.items() if name != "enforce"}
+    assert (result["status"], result["sealed"]) == ("selection", True)
+    assert [label for label, _ in trial.tried] == [
+        *["bad with the choices of good"] * 2,
+        "good with the choices of bad",
+    ]
+
+
+def test_the_whole_program_killed_in_the_middle_ends_at_the_selection(tmp_path: Path) -> None:
+    """The chain: where, the choices, both sides in turns. No finished probe is made again."""
+    program = Program(tmp_path)
+    ends = ("--env-good", "PREFERS=16", "--env-bad", "PREFERS=64")
+    started = program.start("run", "--name", "tune", *ends, "--", *CHOOSING)
+    while len(program.probes()) < 5:
+        assert started.poll() is None, started.communicate()
+        time.sleep(0.02)
+    started.kill()
+    started.communicate()
+    before = program.probes()
+    ended = program("resume", "tune", "--json")
+    assert ended.code == 0, ended.err
+    found = ended.report
+    assert program.probes()[: len(before)] == before
+    tries = [(line["candidate"], line["attempt"]) for line in program.probes()]
+    assert len(tries) == len(set(tries)) == 11
+    assert [each["kind"] for each in found["culprits"]] == ["selection"]
+    assert [each["stage"] for each in found["chain"]] == ["search", "choices", "confirm"]
+    assert len(set(found["confirmed"]["good"])) == len(set(found["confirmed"]["bad"])) == 1
+    assert found["choices"]["enforce"] in program("report", "tune").out
