@@ -93,6 +93,8 @@ def text(plan: Mapping[str, Any]) -> str:
             parts += [wording.short(each["id"]), details["created"][:10], _size(details["size"])]
             others = [tag for tag in details["tags"] if tag != each["label"]]
             parts += [f"also {', '.join(others)}"] if others else []
+        if "subject" in details:
+            parts += [details["date"][:10], details["subject"]]
         lines.append("  " + "  ".join(parts))
     for name, (old, new) in plan["environment"].items():
         lines.append(f"  {name}: {old or '(absent)'} → {new or '(absent)'}")

@@ -22,6 +22,7 @@ _TITLES = {
 _TITLES_OF_MANY = {
     "versions": "which version of {} changes the bits",
     "merge": "which commit of the branch that {} merged",
+    "base": "which commit between the merge base and {}",
     "submodule": "which commit of what submodule {} leads to",
     "pin": "which commit of what pin file {} leads to",
 }

@@ -266,13 +266,15 @@ class Checkouts:
 def _clone(source: str, sha: str, place: Path, git: Git) -> None:
     """A clone that shares the objects of `source`, at one commit."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    words = ("clone", "--quiet", "--shared", "--no-checkout", source, str(place))
-    git(*words, cwd=place.parent)
+    options = ("--quiet", "--shared", "--no-checkout", "--template=")
+    checkout = ("-C", str(place), "checkout", "--quiet", "--detach", sha)
     try:
-        git("cat-file", "-e", f"{sha}^{{commit}}", cwd=place)
-    except GitFailed:  # a shallow repository is not shared but copied, by its branches
-        git("fetch", "--quiet", "origin", sha, cwd=place)
-    git("checkout", "--quiet", "--detach", sha, cwd=place)
+        git(("clone", *options, source, str(place)), checkout, cwd=place.parent)
+    except GitFailed:
+        # A shallow repository is not shared but copied, by its branches: the commit may be on none.
+        if not (place / ".git").exists():
+            raise
+        git(("-C", str(place), "fetch", "--quiet", "origin", sha), checkout, cwd=place.parent)
 
 
 def _write_pin(file: Path, old: str, new: str) -> None:

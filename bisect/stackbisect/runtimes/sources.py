@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from stackbisect.runtimes import here, process
 from stackbisect.spaces.commits import ELSEWHERE, Repository
 
 MIRRORS = "mirrors"
+# No hook of the user's runs for a checkout that the user never sees.
+_SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 
 
 class Absent(Exception):
@@ -35,26 +38,27 @@ class Git:
     log: Path
     stopped: Callable[[], bool] | None = None
 
-    def __call__(self, *words: str, cwd: Path) -> str:
-        """Run a git command; returns what it printed. Raises GitFailed and process.Stopped."""
+    def __call__(self, *commands: Sequence[str], cwd: Path) -> None:
+        """Run git commands one after the other. Raises GitFailed and process.Stopped."""
         step = self.log.with_name(self.log.name + ".step")
+        out = self.log.with_name(self.log.name + ".out")
+        words = [["git", *_SAFE, *command] for command in commands]
         ended = process.run(
-            ["git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", *words],
+            ["/bin/sh", "-c", " && ".join(shlex.join(each) for each in words)],
             environment(self.environ),
             cwd,
             log=step,
-            stdout=step.with_name(step.name + ".out"),
+            stdout=out,
             stopped=self.stopped,
         )
         text = step.read_text(errors="replace")
         with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ git {' '.join(words)}\n{text}")
-        printed = step.with_name(step.name + ".out").read_text(errors="replace")
-        for each in (step, step.with_name(step.name + ".out")):
+            log.write("".join(f"$ {shlex.join(each)}\n" for each in words) + text)
+        for each in (step, out):
             each.unlink(missing_ok=True)
         if ended.code:
-            raise GitFailed(f"git {words[0]} ended with {ended.code}: {here.last_lines(text)}")
-        return printed
+            names = " and ".join(command[0] for command in commands)
+            raise GitFailed(f"git {names} ended with {ended.code}: {here.last_lines(text)}")
 
 
 class GitFailed(Exception):
@@ -117,14 +121,14 @@ class Sources:
             place.parent.mkdir(parents=True, exist_ok=True)
             draft = place.with_name(place.name + ".new")
             shutil.rmtree(draft, ignore_errors=True)
-            git("clone", "--quiet", "--mirror", url, str(draft), cwd=place.parent)
+            git(("clone", "--quiet", "--mirror", url, str(draft)), cwd=place.parent)
             draft.rename(place)
         elif not has(str(place), wanted):
-            git("fetch", "--quiet", "--prune", "origin", cwd=place)
+            git(("fetch", "--quiet", "--prune", "origin"), cwd=place)
         for sha in wanted:
             if not has(str(place), [sha]):
                 try:
-                    git("fetch", "--quiet", "origin", sha, cwd=place)
+                    git(("fetch", "--quiet", "origin", sha), cwd=place)
                 except GitFailed as error:
                     raise Absent(f"{sha[:12]} is not in {url} any more: {error}") from None
         return str(place)

@@ -6,6 +6,8 @@ The search over the line of commits ends at one commit. That commit may only be 
   merge base to the merge itself. They are not merged into the main line first: that would be trees
   that nobody ever had, with conflicts that nobody resolved. What is tried is history, and where the
   side's tip is good by itself and the merge is not, neither side is to blame: the two interact.
+- it is the merge base of the two ends and has other bits than the good end, which is no ancestor
+  of the bad one (`base:SHA`). Then what changed them is on the way from it to the good end.
 - it moves a submodule (`submodule:PATH`) or a hash in a pin file (`pin:PATH`). The other
   repository's commits between the two are tried inside the superproject at that very commit. With
   the old one there the bits must be good again; where they are not, the change is elsewhere in it.
@@ -207,9 +209,9 @@ def _behind(door: Door, record: Record, context: Context) -> list[Descent]:
     """What may be searched behind a door, in order."""
     newer = door.newer
     setup = record.header.setup
-    if newer is None:
-        return []
     search = Search.of(record.header)
+    if newer is None:
+        return [Descent("base", door.good, door, search, context)]
     found = []
     if newer.merge and not setup["first_parent"]:
         found.append(Descent("merge", newer.sha, door, search, context))
@@ -223,7 +225,7 @@ def _behind(door: Door, record: Record, context: Context) -> list[Descent]:
 
 @dataclass(frozen=True)
 class Descent:
-    """The search behind a door (a `stage.Stage`): `kind` is "merge", "submodule" or "pin"."""
+    """The search behind a door (a `stage.Stage`): `kind` is "merge", "base", "submodule", "pin"."""
 
     kind: str
     path: str
@@ -243,13 +245,15 @@ class Descent:
         """What people read."""
         if self.kind == "merge":
             return f"which commit of the branch that {self.path[: commits.SHORT]} merged"
+        if self.kind == "base":
+            return f"which commit between the merge base and {self.path[: commits.SHORT]}"
         kind = "submodule" if self.kind == "submodule" else "pin file"
         return f"which commit of what {kind} {self.path} leads to"
 
     def begin(self, record: Record) -> Mapping[str, Any]:
         """Its rows; may fetch a repository. Raises InfrastructureError."""
         try:
-            place, rows, notes = self._merged() if self.change is None else self._elsewhere()
+            place, rows, notes = self._rows()
         except (Absent, UsageError) as error:
             return {"unsupported": str(error)}
         return {
@@ -305,6 +309,15 @@ class Descent:
         return replace(
             self.search, candidates=row.candidates, back=False, name=self.name, title=self.title
         )
+
+    def _rows(self) -> tuple[Place, list[Row], list[str]]:
+        if self.kind == "merge":
+            return self._merged()
+        if self.change is not None:
+            return self._elsewhere()
+        place = self.door.place
+        found = commits.line(_open(place.repository), self.door.good, self.door.bad)
+        return place, [place.row(found.commits)], []
 
     def _merged(self) -> tuple[Place, list[Row], list[str]]:
         """Every branch that the merge brings in, from its merge base to the merge itself."""
