@@ -64,20 +64,18 @@ def plan(pair: Pair, components: Sequence[Component]) -> Graft:
     """
     base, donor = pair.bad, pair.good
     swapped = frozenset(component.id for component in components)
+    own = _own(pair, components, swapped)
+    # What is a link here and on the way to a donor's file is a folder there: it goes.
+    links = frozenset(path for path in own if base.files.entries[path].kind == "l")
     copy: dict[str, str] = {}
-    own: set[str] = set()
     for component in components:
         here, there = pair.paths(component, base), pair.paths(component, donor)
-        if component.kind in ("distribution", "package"):
-            # Two distributions may bring one file (nvidia/__init__.py): it goes with the last.
-            here = frozenset(path for path in here if base.owners[path] <= swapped)
-        own |= here
         moved = _moved_folders(here, there) if component.kind == "library" else {}
         for path in there:
             folder, name = posixpath.split(path)
-            copy[path] = base.files.canonical(f"{moved.get(folder, folder)}/{name}")
+            copy[path] = base.files.canonical(f"{moved.get(folder, folder)}/{name}", links)
     for path in _switches(base, donor, components) - set(copy):
-        copy[path] = base.files.canonical(path)
+        copy[path] = base.files.canonical(path, links)
     targets = set(copy.values())
     remove = own - targets
     changed = {path: target for path, target in copy.items() if not _is_same(pair, path, target)}
@@ -88,6 +86,18 @@ def plan(pair: Pair, components: Sequence[Component]) -> Graft:
         folders=_new_folders(pair, changed),
         write=_status(base, donor, components),
     )
+
+
+def _own(pair: Pair, components: Sequence[Component], swapped: frozenset[str]) -> set[str]:
+    """The base's files that go where the donor does not bring them again."""
+    found: set[str] = set()
+    for component in components:
+        here = pair.paths(component, pair.bad)
+        if component.kind in ("distribution", "package"):
+            # Two distributions may bring one file (nvidia/__init__.py): it goes with the last.
+            here = frozenset(path for path in here if pair.bad.owners[path] <= swapped)
+        found |= here
+    return found
 
 
 def _moved_folders(here: Collection[str], there: Collection[str]) -> dict[str, str]:

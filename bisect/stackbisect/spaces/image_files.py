@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -63,13 +63,15 @@ class ImageFiles:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
-    def canonical(self, path: str) -> str:
+    def canonical(self, path: str, without: Collection[str] = ()) -> str:
         """The path with every linked folder on the way resolved; the last part is not followed.
 
-        dpkg says /lib/x where the file is in /usr/lib (the merged /usr), Python says lib64.
+        dpkg says /lib/x where the file is in /usr/lib (the merged /usr), Python says lib64. The
+        links `without` are taken for folders.
         """
         parent, _, name = path.strip("/").rpartition("/")
-        return f"{self.folder(parent)}/{name}".lstrip("/") if parent else name
+        folder = self._follow(parent, without) if without else self.folder(parent)
+        return f"{folder}/{name}".lstrip("/") if parent else name
 
     def folder(self, path: str) -> str:
         """A folder's real path: every link followed. A path that is not there stays as it is."""
@@ -87,7 +89,7 @@ class ImageFiles:
     def _folders(self) -> dict[str, str]:
         return {}
 
-    def _follow(self, path: str) -> str:
+    def _follow(self, path: str, without: Collection[str] = ()) -> str:
         left = [part for part in path.split("/") if part not in ("", ".")]
         done: list[str] = []
         followed = 0
@@ -96,7 +98,8 @@ class ImageFiles:
             if part == "..":
                 done[-1:] = []
                 continue
-            entry = self.entries.get("/".join([*done, part]))
+            here = "/".join([*done, part])
+            entry = None if here in without else self.entries.get(here)
             if entry is None or entry.kind != "l" or followed >= _LINKS_LIMIT:
                 done.append(part)
                 continue

@@ -115,7 +115,8 @@ class Pair:
             )
         else:
             named = frozenset((component.name[1:],)) if component.kind == "file" else frozenset()
-        return frozenset(path for path in named if path in end.files.entries)
+        entries = end.files.entries
+        return frozenset(path for path in named if path in entries and entries[path].kind != "d")
 
 
 def paths_of_part(kind: str, name: str, end: Owned) -> frozenset[str]:
