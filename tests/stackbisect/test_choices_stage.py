@@ -335,8 +335,8 @@ def test_a_stage_that_is_killed_after_any_probe_goes_on_without_repeating_one(
 def test_the_whole_program_killed_in_the_middle_ends_at_the_selection(tmp_path: Path) -> None:
     """The chain: where, the choices, both sides in turns. No finished probe is made again."""
     program = Program(tmp_path)
-    ends = ("--env-good", "PREFERS=16", "--env-bad", "PREFERS=64")
-    started = program.start("run", "--name", "tune", *ends, "--", *CHOOSING)
+    ends = ("--env-good", "TAKES=16", "--env-bad", "TAKES=64")
+    started = program.start("run", "--name", "tune", *ends, "--", *DECIDING)
     while len(program.probes()) < 5:
         assert started.poll() is None, started.communicate()
         time.sleep(0.02)
