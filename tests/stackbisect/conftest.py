@@ -126,3 +126,24 @@ def interrupts() -> Iterator[None]:
 def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Journals are written without waiting for the disk: what is tested is not about power cuts."""
     monkeypatch.setattr("stackbisect.journal.os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[services.Slurm]:
+    """A Slurm of two nodes, which SLURM_CONF names meanwhile."""
+    try:
+        found = services.slurm()
+    except services.ServiceMissing as error:
+        lanes.require(False, str(error))
+        raise
+    before = os.environ.get("SLURM_CONF")
+    os.environ.update(found.environ)
+    yield found
+    found.cancel_all()
+    if before is None:
+        del os.environ["SLURM_CONF"]
+    else:
+        os.environ["SLURM_CONF"] = before
+    for daemon in reversed(services.STARTED):
+        if daemon.name.startswith("slurm"):
+            daemon.stop()

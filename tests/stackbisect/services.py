@@ -337,7 +337,7 @@ class Slurm:
         return [auth, self._controller(), *nodes]
 
     def _controller(self) -> Daemon:
-        argv = ("slurmctld", "-D", "-c", "-f", str(self.config))
+        argv = ("slurmctld", "-D", "-f", str(self.config))
         return Daemon("slurm-2-controller", argv, self.config.parents[1], self._controls)
 
     def _controls(self) -> bool:
@@ -399,7 +399,7 @@ def _write_slurm_config(found: Slurm) -> None:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_CPU",
         "SlurmdParameters=config_overrides",
-        "ReturnToService=2",
+        "ReturnToService=1",
         "MpiDefault=none",
         "KillWait=2",
         "SlurmdTimeout=10",

@@ -29,7 +29,8 @@ from stackbisect.runtimes.slurm_commands import Commands
 # How often the file that says the end is looked for; Slurm itself is asked far less often.
 _LOOK_S = 0.2
 _ASK_S = (0.5, 15.0)
-_SUBMITTED, _TAKEN = "job.json", "taken.json"
+# What is written of a job: renamed once its result is read, or once nobody wants it any more.
+_SUBMITTED, _TAKEN, _GIVEN_UP = "job.json", "taken.json", "given-up.json"
 _PIECE = 1 << 20
 # Of a Slurm job that this program may itself be in: they would describe the new one.
 _INHERITED = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")
@@ -112,7 +113,7 @@ class Batch:
         except BaseException:
             self._give_up(work)
             raise
-        _taken(work)
+        _renamed(work, _TAKEN)
         ended = self._ended(work, start)
         self._bring(work, start, log=log, stdout=stdout, secrets=secrets, own=own)
         if reading.kind == "lost":
@@ -139,7 +140,7 @@ class Batch:
         """Cancel what a killed program left; nothing of it is taken over."""
         with self._guard:
             for work in self._unread():
-                _taken(work)
+                _renamed(work, _GIVEN_UP)
             self._left = []
         self.clean()
 
@@ -261,7 +262,7 @@ class Batch:
             time.sleep(_LOOK_S)
 
     def _give_up(self, work: _Work) -> None:
-        _taken(work)
+        _renamed(work, _GIVEN_UP)
         with contextlib.suppress(InfrastructureError):
             self._commands.cancel(work.name)
 
@@ -311,10 +312,10 @@ class Batch:
         return ""
 
 
-def _taken(work: _Work) -> None:
+def _renamed(work: _Work, name: str) -> None:
     """What it found is read, or not wanted: no later program takes it over."""
     with contextlib.suppress(OSError):
-        (work.place / _SUBMITTED).rename(work.place / _TAKEN)
+        (work.place / _SUBMITTED).rename(work.place / name)
 
 
 def _between_asks(age: float) -> float:
