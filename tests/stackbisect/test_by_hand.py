@@ -18,6 +18,7 @@ import pytest
 
 from stackbisect import cli, journal, progress
 from tests import lanes
+from tests.fakes import registry as fakes
 from tests.stackbisect.program import Ended, Program
 
 NAMES = [f"v{number}" for number in range(1, 10)]
@@ -235,6 +236,21 @@ class TestTheJournal:
         assert hand.marks("by-hand") == [("v1", "good")], "its verdicts stay"
         assert hand.good("clean by-hand").out == "removed by-hand\n"
         assert not (hand.folder / ".stackbisect" / "by-hand").exists()
+
+    def test_tags_of_a_registry_by_any_name_of_the_image(self, hand: Hand) -> None:
+        with fakes.serve() as fake:
+            for number in range(6):  # 1.3 is 1.2 under another tag
+                fake.content.image(f"1.{number}", env={"V": str(2 if number == 3 else number)})
+            space = f"start --image {fake.reference} --platform linux/amd64"
+            assert "nearest: 1.5" in hand.refused(f"{space} --good 1.0 --bad 1.9")
+            hand.good(f"{space} --good 1.0 --bad 1.5")
+            digest = fake.content.tags["1.4"]
+        hand.good(f"bad {digest}")
+        hand.good("good 1.1")
+        found = hand.good("good 1.3")
+        assert "last good  1.2\n  first bad  1.4" in found.out
+        (hand.folder / "log").write_text(hand.good("log").out)
+        assert hand.good("replay log").out == found.out, "the registry is not there any more"
 
     def test_commits_of_a_repository(self, hand: Hand) -> None:
         lanes.require_command("git")

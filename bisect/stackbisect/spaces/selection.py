@@ -323,10 +323,10 @@ def _place(found: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(found["chooser"]), str(found.get("kernel", "")), canonical(found.get("key"))
 
 
-def named(texts: Sequence[str]) -> list[str]:
+def named(texts: Sequence[str], few: int = _NAMED) -> list[str]:
     """The first few texts, and how many more there are."""
-    more = len(texts) - _NAMED
-    return [*texts[:_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    more = len(texts) - few
+    return [*texts[:few], *([f"and {more} more"] if more > 0 else [])]
 
 
 def kept(lock: Lock, sessions: Sequence[Path]) -> Lock | None:

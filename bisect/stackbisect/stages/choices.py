@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 NAME = "choices"
 FOLDER = "choices"
 
+# So much of a difference is kept in the journal; the locks have all of it.
+_DIFF_LINES = 400
+
 # How often the transplant is tried before it counts.
 _TRIES = 2
 
@@ -163,7 +166,7 @@ class Choices:
             "good": _shown_selection(self.good, found.good),
             "bad": _shown_selection(self.bad, found.bad),
             "differ": found.count,
-            "diff": found.lines(self.good.label, self.bad.label),
+            "diff": selection.named(found.lines(self.good.label, self.bad.label), _DIFF_LINES),
             "components": found.components(),
             "notes": notes,
         }
