@@ -17,6 +17,9 @@ from tests.stackbisect.histories import ran, untestable
 Values = dict[str, str | None]
 """Component id to value; absent ones are not there or None."""
 
+LOCKED = "lock"
+"""Where a table says which lock is enforced."""
+
 Bits = Callable[[Values, int], str]
 """The bits of a stack at its so-manieth probe: a letter; `x` cannot be tested."""
 
@@ -61,6 +64,9 @@ class Simulated:
             if step["kind"] == "install":
                 component = step["component"]
                 values[f"{component['kind']}:{component['name']}"] = step["version"]
+                continue
+            if step["kind"] == "lock":
+                values[LOCKED] = step["digest"]
                 continue
             assert step["kind"] == "swap", step
             donor = self.values(Candidate.from_json(step["donor"]))

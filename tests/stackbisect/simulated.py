@@ -58,11 +58,14 @@ def go(
     *,
     jobs: int = 1,
     draw: random.Random | None = None,
+    until: str = "",
 ) -> journal.Record:
-    """Go on to the end; with several jobs `draw` says which probe ends next."""
+    """Go on to the end, or to a stage; with several jobs `draw` says which probe ends next."""
     context = Context(runtime, held.folder)
     with held:
         while (stage := chain.current(held.record, context)) is not None:
+            if stage.name == until:
+                break
             if stage.name not in held.record.stages:
                 held.begin_stage(stage.name, stage.begin(held.record), 0.0)
             held.conclude(stage.name, _through(held, stage, runtime, jobs, draw), 0.0)

@@ -207,6 +207,7 @@ def test_each_kind_of_end_has_its_status_and_its_sentence(
     found = told(tmp_path, Simulated(tables(names(8)), bits))
     assert answer in found["answer"]
     assert (found["status"], found["exit_code"]) == (status, code)
+    assert [each["verdict"] for each in found["verdicts"]] == ["good", "good", "bad", "bad"]
     assert report_text.text(found).startswith(f"bisection b: {found['answer']}\n")
     assert found["answer"][1:] in markdown.page(found).replace("\\", "")
 

@@ -18,8 +18,10 @@ from stackbisect.bisection import Bisection
 from stackbisect.probe import Runtime
 from stackbisect.runtimes.venv import VenvRuntime
 from stackbisect.spaces.components import Inventory
+from stackbisect.stage import Batch, Context
+from stackbisect.stages import chain
 from tests import lanes
-from tests.fakes.stacks import Bits, Simulated, Values
+from tests.fakes.stacks import LOCKED, Bits, Simulated, Values
 from tests.stackbisect.histories import ran
 from tests.stackbisect.simulated import KINDS, begin, go, header, names, tables
 
@@ -241,6 +243,7 @@ def test_what_a_culprit_needs_to_give_the_bits_of_the_bad_stack_is_named_with_it
     assert result["culprits"][0]["alone"]["verdict"] == "third"
     assert [c["name"] for c in result["culprits"][1]["given"]] == [first.partition(":")[2]]
     assert record.conclusions["confirm"]["status"] == "confirmed"
+    assert second.partition(":")[2] not in record.conclusions["confirm"]["good_label"]
 
 
 def test_what_has_to_be_swapped_with_a_culprit_is_neither_cleared_nor_blamed(
@@ -264,7 +267,8 @@ def test_what_has_to_be_swapped_with_a_culprit_is_neither_cleared_nor_blamed(
     assert "is neither cleared nor blamed" in result["reason"]
     (found,) = result["culprits"]
     assert found["without"]["verdict"] == "good"
-    assert found["without"]["probes"]
+    names_of_both = [each.partition(":")[2] for each in (culprit, needs_it)]
+    assert all(name in found["without"]["label"] for name in names_of_both)
 
 
 def test_the_stand_in_takes_what_a_real_runtime_takes() -> None:
@@ -331,6 +335,28 @@ def test_an_unstable_candidate_beside_the_change_keeps_components_from_being_bla
     assert record.conclusions["confirm"]["status"] == "confirmed"
 
 
+def test_where_the_selection_is_the_culprit_no_component_is_searched(tmp_path: Path) -> None:
+    """The confirmation is between the bad stack and the bad stack under the good one's lock."""
+    component = "package:c05"
+    runtime = Simulated(tables(names(8)), any_of({component}))
+    held = begin(tmp_path / "b", runtime)
+    go(held, runtime, until="choices")
+    held = journal.resume(tmp_path / "b")
+    made = {"file": "choices/good.lock.toml", "digest": "sha256:1"}
+    held.begin_stage("choices", {"transplant": made}, 0.0)
+    held.conclude("choices", {"status": "selection", "culprits": []}, 0.0)
+
+    def bits(values: Values, probe: int) -> str:
+        return "g" if LOCKED in values else any_of({component})(values, probe)
+
+    runtime.bits = bits
+    record = go(held, runtime)
+    assert list(record.conclusions) == ["search", "choices", "confirm"]
+    result = record.conclusions["confirm"]
+    assert result["status"] == "confirmed"
+    assert result["good_label"] == "24.03 with the choices of 24.02"
+
+
 # -- the confirmation ------------------------------------------------------------------------------
 
 
@@ -344,6 +370,19 @@ def test_the_two_sides_are_tried_in_turns_whatever_may_be_under_way_at_once(tmp_
     assert result["good_label"] == "24.03 with shared library c02 of 24.02"
     assert len(set(result["good"])) == len(set(result["bad"])) == 1
     assert result["good"] != result["bad"]
+
+
+def test_a_turn_begins_when_the_one_before_it_has_ended(tmp_path: Path) -> None:
+    runtime = Simulated(tables(names(8)), any_of({"package:c05"}))
+    held = begin(tmp_path / "b", runtime)
+    go(held, runtime, until="confirm")
+    record = journal.read(tmp_path / "b")
+    stage = chain.current(record, Context(runtime, tmp_path / "b"))
+    assert stage is not None
+    first = stage.next_steps(record, 3, ())
+    assert isinstance(first, Batch)
+    assert len(first.asks) == 1
+    assert stage.next_steps(record, 3, first.asks) == Batch(())
 
 
 @pytest.mark.parametrize(

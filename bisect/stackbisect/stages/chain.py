@@ -140,10 +140,9 @@ def first_search(record: Record) -> Record:
 
 
 def swapped(result: Mapping[str, Any]) -> list[Component]:
-    """What brings the good bits back: every culprit by itself, and what had to go with it."""
-    found = [c for each in result["culprits"] if not each["given"] for c in each["components"]]
-    each_once = {each["name"] + each["kind"]: each for each in [*found, *result["companions"]]}
-    return [Component.from_json(each) for each in each_once.values()]
+    """What brings the good bits back: all culprits that change the bits by themselves."""
+    culprits = [each for each in result["culprits"] if not each["given"]]
+    return [Component.from_json(each) for one in culprits for each in one["components"]]
 
 
 def _without(stacks: Stacks, result: Mapping[str, Any]) -> Candidate:

@@ -69,8 +69,7 @@ class Stacks:
         if steps[0]["donor"]["id"] != self.good.id:
             return None
         swapped = {Component.from_json(each).id for each in steps[0]["components"]}
-        mixture = self.everything - swapped
-        return mixture if self.candidate_of(mixture).id == candidate.id else None
+        return self.everything - swapped
 
     def label(self, mixture: Mixture) -> str:
         """What people call a mixture."""
