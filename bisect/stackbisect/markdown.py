@@ -32,6 +32,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"- their bits first differ in {_text(found['first_difference'])}"
         yield ""
     yield from _culprits(found["culprits"])
+    yield from _kept(found.get("choices") or {})
     yield from _chain(found["chain"])
     yield from _proof(found["chain"])
     yield from _transitions(found)
@@ -58,6 +59,14 @@ def _culprits(culprits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             values = (_code(wording.value(value)) for value in (part.good, part.bad))
             yield _row(_text(wording.name(part)), *values, _text(how))
     yield ""
+
+
+def _kept(choices: Mapping[str, Any]) -> Iterator[str]:
+    """What cures a selection: its lock."""
+    if choices.get("enforce"):
+        yield from ("With its lock the choices, and with them the bits, stay as they were:", "")
+        yield from _block(choices["enforce"])
+        yield ""
 
 
 def _chain(chain: Sequence[Mapping[str, Any]]) -> Iterator[str]:

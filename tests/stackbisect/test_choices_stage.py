@@ -352,4 +352,5 @@ def test_the_whole_program_killed_in_the_middle_ends_at_the_selection(tmp_path: 
     assert [each["kind"] for each in found["culprits"]] == ["selection"]
     assert [each["stage"] for each in found["chain"]] == ["search", "choices", "confirm"]
     assert len(set(found["confirmed"]["good"])) == len(set(found["confirmed"]["bad"])) == 1
-    assert found["choices"]["enforce"] in program("report", "tune").out
+    for form in ([], ["--markdown"]):
+        assert found["choices"]["enforce"] in program("report", "tune", *form).out
