@@ -16,6 +16,7 @@ from stackbisect import journal
 from stackbisect.errors import UsageError
 from stackbisect.probe import Candidate, EvidenceOptions
 from stackbisect.search.verdict import Rule
+from stackbisect.spaces.components import derived
 from tests.stackbisect.histories import ran, untestable
 
 CANDIDATES = tuple(Candidate(f"sha256:{p}", f"tag-{p}", p, {"env": {"A": "1"}}) for p in range(3))
@@ -61,6 +62,71 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert [probed.number for probed in found.probes] == [1, 2, 3]
     assert found.seen()["sha256:0"] == [ran("g"), ran("g")]
     assert found.stopped == "the daemon is gone"
+
+
+def test_stages_conclusions_and_marks_are_read_back(tmp_path: Path) -> None:
+    made_of = derived(CANDIDATES[2], [{"kind": "install", "version": "2"}], "tag-2 with numpy 2")
+    with journal.create(tmp_path / "b", header()) as made:
+        made.begin_stage("search", {}, 1.0)
+        made.conclude("search", {"status": "found", "pair": [1, 2]}, 2.0)
+        made.begin_stage("components", {"inventory": {"notes": ["one"]}}, 3.0)
+        number = made.start(made_of, 1, 4.0, "components")
+        made.finish(number, made_of, 1, ran("g"), "components")
+        made.start(made_of, 2, 5.0, "components")
+        made.mark(journal.Mark("sha256:1", "bad", "by eye", 6.0))
+        made.mark(journal.Mark("sha256:1", "good", "looked again", 7.0))
+        made.mark(journal.Mark("sha256:0", "skip", "", 8.0))
+        made.unmark("sha256:0", 9.0)
+        written = made.record
+    found = journal.read(tmp_path / "b")
+    assert found == written
+    assert found.conclusions == {"search": {"status": "found", "pair": [1, 2]}}
+    assert found.stages["components"] == {"inventory": {"notes": ["one"]}}
+    assert found.derived == {made_of.id: made_of}
+    assert (found.candidate(made_of.id), found.candidate("sha256:1")) == (made_of, CANDIDATES[1])
+    assert [(p.stage, p.label) for p in found.probes] == [("components", "tag-2 with numpy 2")]
+    assert found.marks == (journal.Mark("sha256:1", "good", "looked again", 7.0),)
+    text = (tmp_path / "b" / journal.FILE).read_text()
+    assert text.count('"derived":{"id"') == 1  # told once, however often it is tried
+
+
+def test_probes_under_way_end_one_by_one_and_all_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    with journal.create(folder, header()) as made:
+        numbers = [made.start(CANDIDATES[p], 1, float(p)) for p in range(3)]
+        assert {n: u.label for n, u in made.record.under_way.items()} == {
+            1: "tag-0",
+            2: "tag-1",
+            3: "tag-2",
+        }
+        made.finish(numbers[1], CANDIDATES[1], 1, ran("g"))
+        made.drop(numbers[2], "needless", 4.0)
+        assert sorted(journal.read(folder).under_way) == [1]
+        made.start(CANDIDATES[2], 1, 5.0)
+    assert sorted(journal.read(folder).under_way) == [1, 4]  # as a kill leaves it
+    with journal.resume(folder) as resumed:
+        assert not resumed.record.under_way
+        assert not journal.read(folder).under_way
+        resumed.start(CANDIDATES[0], 1, 6.0)
+        resumed.stop("the daemon is gone", 7.0)
+        assert not resumed.record.under_way
+
+
+def test_a_journal_of_an_older_program_is_a_search(tmp_path: Path) -> None:
+    """Its lines name no stage."""
+    begun(tmp_path / "b").close()
+    path = tmp_path / "b" / journal.FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    older = [{name: v for name, v in line.items() if name != "stage"} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in older))
+    record = journal.read(tmp_path / "b")
+    assert {probed.stage for probed in record.probes} == {"search"}
+    assert [each.stage for each in record.under_way.values()] == ["search"]
+
+
+def test_another_number_of_jobs_is_no_other_bisection() -> None:
+    old, new = ({"runtime": "venv", "with": ["scipy"], "jobs": jobs} for jobs in (1, 4))
+    journal.check_same("b", header(setup=old), header(setup=new))
 
 
 def test_a_journal_cut_at_any_byte_of_its_last_line_keeps_all_lines_before(tmp_path: Path) -> None:
