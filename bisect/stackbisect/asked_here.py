@@ -111,6 +111,11 @@ def axis_setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dic
     if found is None:
         return {}
     found.check(environ)
+    if found.bare and wanted(arguments) is None and not arguments.package:
+        raise UsageError(
+            f"--env-good, --env-bad: expected NAME=VALUE with containers, found "
+            f"{', '.join(sorted(found.bare))} alone"
+        )
     return {"environment": found.to_json()}
 
 

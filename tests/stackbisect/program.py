@@ -8,8 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from stackbisect import cli, progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,3 +72,17 @@ class Program:
     def probes(self) -> list[dict[str, Any]]:
         """The finished probes."""
         return [line for line in self.journal() if line["t"] == "probe"]
+
+
+def in_process(folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> Ended:
+    """Run the command in this process, in a folder that is the working folder already."""
+    out, err = StringIO(), StringIO()
+    world = cli.World(
+        environ={**os.environ, **(environ or {})},
+        workdir=folder,
+        out=out.write,
+        err=err.write,
+        watcher=progress.Plain(err),
+    )
+    code = cli.run(words, world)
+    return Ended(code, out.getvalue(), err.getvalue())

@@ -8,16 +8,15 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stackbisect import cli, progress
 from tests import lanes
 from tests.stackbisect import repositories
-from tests.stackbisect.program import Ended, Program
+from tests.stackbisect.program import Program
+from tests.stackbisect.program import in_process as run
 from tests.stackbisect.repositories import Made
 
 CAT = ("--evidence-stdout", "(.*)", "--", "cat", "value")
@@ -27,20 +26,6 @@ CAT = ("--evidence-stdout", "(.*)", "--", "cat", "value")
 def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths on the command line are those of a folder of one's own."""
     monkeypatch.chdir(tmp_path)
-
-
-def run(folder: Path, *words: str) -> Ended:
-    """Run the command in this process, in the folder."""
-    out, err = StringIO(), StringIO()
-    world = cli.World(
-        environ=dict(os.environ),
-        workdir=folder,
-        out=out.write,
-        err=err.write,
-        watcher=progress.Plain(err),
-    )
-    code = cli.run(words, world)
-    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def seeded() -> random.Random:

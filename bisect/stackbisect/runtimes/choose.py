@@ -33,12 +33,14 @@ def runtime(
     tell: pull_progress.Tell = pull_progress.silent,
 ) -> Cleanable:
     """The runtime for a bisection in `folder`; `tell` is told how pulls go. Raises UsageError."""
-    made = _runtime(setup, folder, environ, tell)
     if "environment" not in setup:
-        return made
+        return _runtime(setup, folder, environ, tell)
     from stackbisect.runtimes.variables import VariablesRuntime
+    from stackbisect.spaces.environment import Axis
 
-    return VariablesRuntime(made, environ)
+    searched = Axis.from_json(setup["environment"]).names
+    base = {name: value for name, value in environ.items() if name not in searched}
+    return VariablesRuntime(_runtime(setup, folder, base, tell), environ)
 
 
 def _runtime(

@@ -54,6 +54,12 @@ class Axis:
         """Variables whose values come from the caller's environment and are never written down."""
         return frozenset(text for text in (*self.good, *self.bad) if "=" not in text)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables that are searched: where an end does not set one, it is not set."""
+        texts = (*self.good, *self.bad, *([self.values] if self.values else []))
+        return frozenset(text.partition("=")[0] for text in texts)
+
     def check(self, environ: Mapping[str, str]) -> None:
         """Raise UsageError where it cannot be meant, or would put a secret into the journal."""
         if self.values is not None:
