@@ -20,7 +20,7 @@ def _fake() -> Iterator[fakes.FakeRegistry]:
         yield fake
 
 
-def find(fake: fakes.FakeRegistry, good: str, bad: str, **wanted: Any) -> window.Space:
+def find(fake: fakes.FakeRegistry, good: str | None, bad: str, **wanted: Any) -> window.Space:
     """The candidates of the stand-in registry's repository."""
     repository = reference.parse(fake.reference)
     client = Registry(repository, lambda: None)
@@ -59,6 +59,26 @@ def test_a_search_for_a_repair_runs_backwards(fake: fakes.FakeRegistry) -> None:
     found = find(fake, "3", "1")
     assert labels(found) == ["3", "2", "1"]
     assert "searched backwards" in found.notes[0]
+
+
+def test_without_a_good_end_all_older_tags_are_candidates(
+    fake: fakes.FakeRegistry, tmp_path: Path
+) -> None:
+    for day, tag in enumerate(("2", "10", "latest", "1", "3")):
+        created = f"2026-01-{day + 1:02}T00:00:00Z"
+        fake.content.image(tag, {"TAG": tag}, created=created)
+    found = find(fake, None, "3")
+    assert labels(found) == ["1", "2", "3"]
+    assert excluded(found) == {"latest": "no version in its name"}
+    assert labels(find(fake, None, "1", order="created")) == ["2", "10", "latest", "1"]
+    (tmp_path / "list").write_text("10\n3\n2\n1\n")
+    assert labels(find(fake, None, "2", listed=tags.read_list(tmp_path / "list"))) == [
+        "10",
+        "3",
+        "2",
+    ]
+    with pytest.raises(UsageError, match="--bad: tag"):
+        find(fake, None, "4")
 
 
 def test_neighbours_with_one_digest_are_one_candidate(fake: fakes.FakeRegistry) -> None:

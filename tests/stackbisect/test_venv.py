@@ -279,6 +279,8 @@ def test_a_kill_of_the_program_takes_the_command_with_it(tmp_path: Path) -> None
 def test_versions_come_from_the_index_in_order_with_both_ends(base: Base) -> None:
     found = index.space(base, "summing", "1.0", "2.0", pre=False, environ=os.environ)
     assert [c.id for c in found.candidates] == ["1.0", "1.1", "1.9", "1.10", "2.0"]
+    back = index.space(base, "summing", None, "1.9", pre=False, environ=os.environ)
+    assert [c.id for c in back.candidates] == ["1.0", "1.1", "1.9"]
     found = index.space(base, "summing", "1.10.0", "1.1", pre=False, environ=os.environ)
     assert [c.id for c in found.candidates] == ["1.10", "1.9", "1.1"]
     assert "searched backwards" in found.notes[0]
