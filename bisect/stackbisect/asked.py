@@ -270,6 +270,7 @@ def header(
 ) -> Header:
     """What the bisection is about, as its journal keeps it."""
     words = [word for word in arguments.words[1:] if word != "--fresh"]
+    words = asked_here.fixed(words, setup, found)
     named = [] if arguments.name else ["--name", name]
     again = ("stackbisect", "run", "--fresh", *named, *words, "--", *arguments.command)
     return Header(

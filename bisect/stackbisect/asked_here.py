@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,22 @@ def with_variables(found: window.Space, setup: Mapping[str, Any]) -> window.Spac
     from stackbisect.spaces import environment
 
     return environment.space(found, Axis.from_json(setup["environment"]))
+
+
+def fixed(words: Sequence[str], setup: Mapping[str, Any], found: window.Space) -> list[str]:
+    """The words with commits for revisions, which may name others tomorrow (HEAD, a branch)."""
+    if setup["runtime"] != "git":
+        return list(words)
+    ends = [each.details.get("base", each.to_json()) for each in found.candidates]
+    commits = {"--good": ends[0]["details"]["commit"], "--bad": ends[-1]["details"]["commit"]}
+    made: list[str] = []
+    for word in words:
+        option, given, _ = word.partition("=")
+        if made and made[-1] in commits:
+            made.append(commits[made[-1]])
+        else:
+            made.append(f"{option}={commits[option]}" if given and option in commits else word)
+    return made
 
 
 def _listed(arguments: argparse.Namespace) -> list[str]:

@@ -275,6 +275,8 @@ def test_both_ends_alike_is_not_reproduced_and_a_plan_tries_nothing(tmp_path: Pa
     assert "change b" in run(tmp_path, "plan", *ends).out
     ended = run(tmp_path, "run", "--json", *ends, *CAT)
     assert (ended.code, ended.report["status"]) == (1, "not_reproduced")
+    # A branch may lead elsewhere tomorrow: what runs it again names the commits.
+    assert f"--good {known['a']} --bad {known['c']}" in ended.report["again"]
 
 
 def test_a_good_end_on_another_branch_whose_merge_base_is_bad_is_followed(tmp_path: Path) -> None:

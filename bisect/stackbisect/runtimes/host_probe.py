@@ -23,7 +23,7 @@ Stamp = tuple[int, int, int]
 # Variables that change what numerical libraries do: kept, and compared when a bisection goes on.
 _NUMERIC = re.compile(
     r"(OMP|KMP|MKL|OPENBLAS|BLIS|GOTO|VECLIB|NUMEXPR|NUMBA|CUDA|CUBLAS|CUDNN|NCCL|NVIDIA|TORCH|"
-    r"PYTORCH|TRITON|XLA|TF|JAX|HIP|ROCR?|MIOPEN|HSA|GLIBC)_.*|PYTHONHASHSEED|PYTHONPATH|"
+    r"PYTORCH|ATEN|TRITON|XLA|TF|JAX|HIP|ROCR?|MIOPEN|HSA|GLIBC)_.*|PYTHONHASHSEED|PYTHONPATH|"
     r"LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*"
 )
 
