@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+_BLOCK = 1 << 20
 _SKIPPED = frozenset({"__pycache__"})
 
 
@@ -87,7 +88,7 @@ def members(stream: Iterable[bytes]) -> Iterator[tuple[tarfile.TarInfo, io.RawIO
     """
     reader = _Reader(stream)
     try:
-        with tarfile.open(fileobj=reader, mode="r|") as archive:
+        with tarfile.open(fileobj=reader, mode="r|", bufsize=_BLOCK) as archive:
             for info in archive:
                 content = archive.extractfile(info) if info.isreg() else None
                 yield info, None if content is None else _Content(content)
@@ -121,16 +122,22 @@ class _Reader(io.RawIOBase):
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
         self._rest = b""
+        self._at = 0
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        while size < 0 or len(self._rest) < size:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            self._rest += chunk
-        size = len(self._rest) if size < 0 else size
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return found
+        parts = []
+        left = size
+        while left != 0:
+            if self._at == len(self._rest):
+                self._rest, self._at = next(self._chunks, b""), 0
+                if not self._rest:
+                    break
+            # Cut without copying what is left: a chunk of some megabytes is read in small pieces.
+            end = len(self._rest) if left < 0 else min(self._at + left, len(self._rest))
+            parts.append(self._rest[self._at : end])
+            left -= end - self._at if left > 0 else 0
+            self._at = end
+        return b"".join(parts)

@@ -32,12 +32,20 @@ Digest = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Library:
-    """A library family that was swapped: `what` asks for it, `digests` are of its files."""
+    """A library family that was swapped.
+
+    `what` asks for it. `wanted` are digests of which one must be loaded, where the family is at
+    all; `gone` are of what was taken away.
+    """
 
     what: str
-    digests: frozenset[str]
-    required: bool = False
-    """True where any other copy is a mismatch, not only one that takes the place of ours."""
+    wanted: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
+
+    def joined(self, other: Library) -> Library:
+        """One family of which two components have copies."""
+        wanted = self.wanted | other.wanted
+        return Library(self.what, wanted, (self.gone | other.gone) - wanted)
 
 
 @dataclass(frozen=True)
@@ -141,11 +149,13 @@ def _fault_of_distribution(
 
 def _fault_of_library(library: Library, name: str, paths: Sequence[str], digest: Digest) -> str:
     known = {path: mark for path in paths if (mark := digest(path)) is not None}
-    others = [path for path, mark in known.items() if mark not in library.digests]
-    if not others or (not library.required and len(others) < len(known)):
+    wrong = [path for path, mark in known.items() if mark in library.gone]
+    if library.wanted and library.wanted.isdisjoint(known.values()):
+        wrong += known
+    if not wrong:
         return ""
-    path = others[0]
-    return f"asked for {name} of {library.what}, loaded is {path} ({known[path][:8]})"
+    found = f"{wrong[0]} ({known[wrong[0]][:8]})"
+    return f"asked for {name} of {library.what}, loaded is {found}"
 
 
 def _json(path: Path) -> dict[str, Any]:

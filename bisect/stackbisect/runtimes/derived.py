@@ -22,7 +22,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,9 @@ class DerivedImages:
         libraries: dict[str, Library] = {}
         for step in recipe.steps:
             if step["kind"] == "swap":
-                libraries.update(self._libraries(engine, recipe.base, step, stopped))
+                for name, each in self._libraries(engine, recipe.base, step, stopped):
+                    known = libraries.get(name)
+                    libraries[name] = each if known is None else known.joined(each)
         return Expected(distributions, libraries)
 
     def _libraries(
@@ -227,20 +229,20 @@ class DerivedImages:
             return
         donor = Candidate.from_json(step["donor"])
         pair = self.pair(engine, donor, base, stopped)
-        entries = pair.good.files.entries
         seen = {pair.good.files.target(path) for path in self.images.loaded(donor) or ()}
         for component in components:
+            what = f"{component.name} {component.good}" if component.good else "no other copy"
             paths = pair.paths(component, pair.good)
             if component.kind == "library":
-                marks = frozenset(entries[p].mark for p in paths if entries[p].kind == "f")
-                yield component.name, Library(f"{component.name} {component.good}", marks, True)
+                wanted = _marks(pair.good, paths)
+                gone = _marks(pair.bad, pair.paths(component, pair.bad)) - wanted
+                yield component.name, Library(what, wanted, gone)
                 continue
             # Only what the donor itself loaded: its loader may have preferred another copy, too.
             for path in seen & paths:
                 name = inventory.family(path)
                 if name is not None and name.startswith("lib"):
-                    marks = frozenset((entries[path].mark,))
-                    yield name, Library(f"{component.name} {component.good}", marks)
+                    yield name, Library(what, _marks(pair.good, [path]))
 
     def target(self, engine: Engine, owned: Owned) -> list[str]:
         """The options that make this machine's pip look for what an image can use."""
@@ -269,6 +271,12 @@ class DerivedImages:
         """Two images' files and owners."""
         found = [self.images.owned(engine, each, stopped) for each in (good, bad)]
         return Pair(found[0], found[1])
+
+
+def _marks(owned: Owned, paths: Iterable[str]) -> frozenset[str]:
+    """The digests of the files among paths."""
+    entries = owned.files.entries
+    return frozenset(entries[path].mark for path in paths if entries[path].kind == "f")
 
 
 def _identity(step: Mapping[str, Any]) -> list[Any]:
