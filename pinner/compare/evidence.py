@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from pinner.compare import detail as detail_of
 from pinner.lockfile.occurrences import by_occurrence
 
 # (step, digest) in the order of the steps; a step that was fingerprinted twice stands there twice.
 Steps = tuple[tuple[int, str], ...]
+Details = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Emitter:
-    """What one process left: its rank, None where it has none, and (stream, step, digest)s."""
+    """What one process left: its rank, None where it has none, and (stream, step, digest)s.
+
+    details: what is known of a value beside its digest, by that digest (`compare.detail`).
+    """
 
     rank: int | None
     lines: tuple[tuple[str, int, str], ...]
+    details: Details = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -25,11 +32,13 @@ class RunEvidence:
     """The evidence of one run: stream, then rank, then its steps.
 
     anonymous: streams of processes without a rank. These are numbered by their contents, so that
-    two runs can be laid side by side whatever the process ids were.
+    two runs can be laid side by side whatever the process ids were. details: as an emitter has
+    them.
     """
 
     streams: Mapping[str, Mapping[int, Steps]] = field(default_factory=dict)
     anonymous: frozenset[str] = frozenset()
+    details: Details = field(default_factory=dict, compare=False)
 
     @property
     def empty(self) -> bool:
@@ -44,6 +53,7 @@ class Difference:
     rank, step: None where a whole stream, or all of a rank, is missing on one side.
     first, second: the digests; None where that side has none.
     from_here_on: the digests are over all steps, and the difference is at this step or later.
+    detail: where the two values differ, in words, as far as that is known.
     """
 
     stream: str
@@ -52,6 +62,7 @@ class Difference:
     first: str | None
     second: str | None
     from_here_on: bool = False
+    detail: str = ""
 
     def to_json(self) -> dict[str, str | int | bool | None]:
         """The difference as plain JSON values."""
@@ -62,6 +73,7 @@ class Difference:
             "first": self.first,
             "second": self.second,
             "from_here_on": self.from_here_on,
+            "detail": self.detail,
         }
 
 
@@ -69,7 +81,7 @@ class Difference:
 PRESENT = "present"
 
 
-def gather(emitters: Iterable[Emitter]) -> RunEvidence:
+def gather(emitters: Sequence[Emitter]) -> RunEvidence:
     """Puts the processes of a run together.
 
     Processes of one rank (a restart) follow each other in the order given. Processes without a
@@ -90,7 +102,8 @@ def gather(emitters: Iterable[Emitter]) -> RunEvidence:
     anonymous = {f"{s} (no rank)" if s in ranked else s: found for s, found in unranked.items()}
     for stream, found in anonymous.items():
         streams[stream] = dict(enumerate(sorted(found)))
-    return RunEvidence(streams, frozenset(anonymous))
+    details = {digest: what for emitter in emitters for digest, what in emitter.details.items()}
+    return RunEvidence(streams, frozenset(anonymous), details)
 
 
 def compare(first: RunEvidence, second: RunEvidence) -> tuple[Difference, ...]:
@@ -100,8 +113,50 @@ def compare(first: RunEvidence, second: RunEvidence) -> tuple[Difference, ...]:
     """
     found: list[Difference] = []
     for stream in [*first.streams, *(s for s in second.streams if s not in first.streams)]:
-        found.extend(_compare_stream(stream, first, second))
+        found.extend(_detailed(d, first, second) for d in _compare_stream(stream, first, second))
     return tuple(sorted(found, key=lambda d: -1 if d.step is None else d.step))
+
+
+def shared(runs: Sequence[RunEvidence]) -> RunEvidence:
+    """What all runs agree on: of each stream and rank the steps before the first that differs."""
+    first, *others = runs
+    streams = {stream: dict(ranks) for stream, ranks in first.streams.items()}
+    for other in others:
+        for stream, ranks in streams.items():
+            theirs = _their_ranks(stream, first, other)
+            for rank, steps in ranks.items():
+                ranks[rank] = _before_difference(steps, theirs.get(rank, ()))
+    return RunEvidence(streams, first.anonymous, first.details)
+
+
+def strays(agreed: RunEvidence, run: RunEvidence) -> tuple[Difference, ...]:
+    """Where a run leaves what others agree on; what it has besides does not count."""
+    found: list[Difference] = []
+    for stream, ranks in agreed.streams.items():
+        theirs = _their_ranks(stream, agreed, run)
+        for rank, steps in ranks.items():
+            places = by_occurrence(steps)
+            here = by_occurrence(theirs.get(rank, ()))
+            found += [
+                Difference(stream, rank, place[0], places[place], here.get(place))
+                for place in sorted(places)
+                if here.get(place) != places[place]
+            ][:1]
+    return tuple(sorted(found, key=lambda d: -1 if d.step is None else d.step))
+
+
+def _their_ranks(stream: str, first: RunEvidence, second: RunEvidence) -> Mapping[int, Steps]:
+    """The ranks of a stream in `second`, under the numbers that they have in `first`."""
+    left, right = first.streams.get(stream, {}), second.streams.get(stream, {})
+    return _renumbered(left, right) if stream in first.anonymous | second.anonymous else right
+
+
+def _before_difference(steps: Steps, others: Steps) -> Steps:
+    left, right = by_occurrence(steps), by_occurrence(others)
+    for number, place in enumerate(sorted(left)):
+        if left[place] != right.get(place):
+            return steps[:number]
+    return steps
 
 
 def constant(run: RunEvidence) -> tuple[str, ...]:
@@ -113,7 +168,7 @@ def without(run: RunEvidence, streams: Iterable[str]) -> RunEvidence:
     """The run without some of its streams."""
     dropped = set(streams)
     kept = {stream: ranks for stream, ranks in run.streams.items() if stream not in dropped}
-    return RunEvidence(kept, run.anonymous - dropped)
+    return RunEvidence(kept, run.anonymous - dropped, run.details)
 
 
 def chain(steps: Sequence[tuple[int, str]]) -> str:
@@ -135,7 +190,16 @@ def describe(difference: Difference, names: tuple[str, str]) -> str:
         return f"{place}: missing in {names[0]}, present in {names[1]}"
     if difference.second is None:
         return f"{place}: present in {names[0]}, missing in {names[1]}"
-    return f"{place}: {difference.first} in {names[0]}, {difference.second} in {names[1]}"
+    detail = f" ({difference.detail})" if difference.detail else ""
+    return f"{place}: {difference.first} in {names[0]}, {difference.second} in {names[1]}{detail}"
+
+
+def _detailed(difference: Difference, first: RunEvidence, second: RunEvidence) -> Difference:
+    here = first.details.get(difference.first or "")
+    there = second.details.get(difference.second or "")
+    if here is None or there is None:
+        return difference
+    return replace(difference, detail=detail_of.where(here, there))
 
 
 def _by_stream(lines: Iterable[tuple[str, int, str]]) -> dict[str, list[tuple[int, str]]]:

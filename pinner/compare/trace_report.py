@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pinner.compare import detail as details
 from pinner.compare import trace_bytes, trace_choices
 from pinner.compare import trace_reading as reading_of
 from pinner.compare.trace import LEVELS, Event
@@ -174,6 +175,9 @@ def _chain(finding: RankFinding) -> Iterator[str]:
         yield f"    inputs    {'equal' if mismatch.hashed else 'equal where they were hashed'}"
     shown = [*mismatch.ins[:_TENSORS], *mismatch.outs[:_TENSORS]]
     yield from (f"    {_tensor(diff)}" for diff in shown)
+    detail = details.where(event.extra, second.extra)
+    if detail:
+        yield f"    {detail}"
     if len(mismatch.diffs) > len(shown):
         yield f"    and {len(mismatch.diffs) - len(shown)} more of this call"
     for later in finding.walk.mismatches[1:3]:

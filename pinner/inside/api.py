@@ -11,12 +11,19 @@ if TYPE_CHECKING:
     from typing import Any, Optional
 
 
-def fingerprint(name: str, value: Any, step: Optional[int] = None) -> None:
+def fingerprint(
+    name: str, value: Any, step: Optional[int] = None, rows: bool = False, scales: Any = None
+) -> None:
     """Write the digest of `value` to the evidence of this run, as one step of stream `name`.
 
     value: a tensor or array of any dtype, a number, string or bytes, or tuples, lists and dicts
         of these
     step: its number; without it, how often this process has written to the stream before
+    rows: also digest each row (along the first axis), so that a comparison names the rows that
+        differ: for routing maps and whatever else is read by place. Of more than 4,096 rows,
+        neighbours share a digest.
+    scales: the scales of packed values in a micro-scaled format, a tensor or several: the digest is
+        of all of them, and a comparison says which of them differ
 
     Does nothing unless pinner started this process. Reads bytes and changes nothing: no random
     state, no gradient, no version counter. A value that cannot be read (a CUDA graph is being
@@ -27,7 +34,7 @@ def fingerprint(name: str, value: Any, step: Optional[int] = None) -> None:
         return
     from .evidence import fingerprint as evidence
 
-    evidence.record(str(name), value, step)
+    evidence.record(str(name), value, step, rows, scales)
 
 
 # Dynamo must not trace into this: the graph breaks here, with a session and without one, so that

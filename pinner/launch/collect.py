@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pinner.compare import detail
 from pinner.compare.evidence import Emitter, RunEvidence, gather
 from pinner.launch.session_dir import SessionDir
 from pinner.lockfile.errors import LedgerError
@@ -149,10 +150,12 @@ def _order(ledger: ProcessLedger) -> tuple[bool, int, str, str, int]:
 
 
 def _emitter(ledger: ProcessLedger) -> Emitter:
-    records = (record for record in ledger.records() if isinstance(record, EvidenceRecord))
+    records = [record for record in ledger.records() if isinstance(record, EvidenceRecord)]
+    known = ((record.digest, detail.kept(record.what)) for record in records)
     return Emitter(
         ledger.process.rank,
         tuple((record.stream, record.step, record.digest) for record in records),
+        {digest: what for digest, what in known if what},
     )
 
 

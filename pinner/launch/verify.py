@@ -88,11 +88,12 @@ def _verified(
     agreed = judge.agree(made)
     if isinstance(agreed, Disagreement):
         links: tuple[Link, ...] = ()
+        looked = _Looked(evidence.shared([run.evidence() for run in made]))
         if options.chase:
             say("the runs differ; following that with traces, level by level")
-            links = _follow(options, agreed, made[0].evidence(), runs, compare)
+            links = _follow(options, agreed, made[0].evidence(), runs, compare, looked=looked)
             runs.keep = any(runs.folder.glob("traces/*/rank-*/bytes"))
-        return _differing(agreed, links, runs)
+        return _differing(agreed, links, runs, looked)
     if isinstance(agreed, Refusal):
         return verify_run.refused(agreed, runs)
     return _equal(agreed, runs)
@@ -122,23 +123,61 @@ def _equal(agreed: Agreement, runs: Runs) -> Outcome:
     return Outcome(judge.DONE, "equal", tuple(lines), details)
 
 
+class _Looked:
+    """Whether the traced runs left the bits of the others, as far as those agree with each other.
+
+    valid: None where nothing was traced. why: where the first one left them.
+    """
+
+    def __init__(self, agreed: RunEvidence) -> None:
+        self._agreed = agreed
+        self.valid: bool | None = None
+        self.why = ""
+
+    def at(self, run: Run) -> None:
+        """Take in a traced run."""
+        found = evidence.strays(self._agreed, run.evidence())
+        if self.valid is not False:
+            self.valid = not found
+        if found and not self.why:
+            names = ("the runs without a trace", run.name)
+            self.why = evidence.describe(found[0], names)
+
+    @property
+    def lines(self) -> list[str]:
+        """The warning, where there is one."""
+        if self.valid is not False:
+            return []
+        return [
+            "WARNING: a traced run left other bits where the runs without a trace agree, so either "
+            f"looking changed them or they part elsewhere each time: {self.why}"
+        ]
+
+
 def _follow(
-    options: Options, found: Disagreement, run: RunEvidence, runs: Runs, compare: Compare | None
+    options: Options,
+    found: Disagreement,
+    run: RunEvidence,
+    runs: Runs,
+    compare: Compare | None,
+    *,
+    looked: _Looked,
 ) -> tuple[Link, ...]:
     from pinner.launch import verify_trace
 
     def trace(name: str, level: Level, window: Window) -> Path | Incomparable:
         keep = options.keep if level == LEVELS[-1] else None
-        return verify_trace.trace(runs, name, level, window, keep)
+        return verify_trace.trace(runs, name, level, window, keep, look=looked.at)
 
     start = failing_window(run, found.difference)
     return chase(start, trace, compare or verify_trace.compare, tries=options.tries)
 
 
-def _differing(found: Disagreement, links: Sequence[Link], runs: Runs) -> Outcome:
+def _differing(found: Disagreement, links: Sequence[Link], runs: Runs, looked: _Looked) -> Outcome:
     where = evidence.describe(found.difference, (found.first, found.second))
     lines = [f"independent runs left different bits: {where}"]
     lines += [f"  {link.line}" for link in links]
+    lines += looked.lines
     lines += figures(links)
     lines += [f"reading: {text}"] if (text := reading(links)) else []
     lines += [f"the kept tensors are in {runs.folder / 'traces'}"] if runs.keep else []
@@ -147,6 +186,7 @@ def _differing(found: Disagreement, links: Sequence[Link], runs: Runs) -> Outcom
         "runs": runs.made,
         "difference": found.to_json(),
         "chain": [link.to_json() for link in links],
+        "traces_valid": looked.valid,
         "kept": str(runs.folder / "traces") if runs.keep else None,
     }
     return Outcome(judge.DIFFERS, "differs", tuple(lines), details)
@@ -219,8 +259,8 @@ def across(first: RunEvidence, second: RunEvidence) -> tuple[int, tuple[Differen
         rank = min((rank for rank in ranks if rank in others), default=None)
         if rank is None:
             continue
-        mine = RunEvidence({stream: {rank: ranks[rank]}})
-        its = RunEvidence({stream: {rank: others[rank]}})
+        mine = RunEvidence({stream: {rank: ranks[rank]}}, details=first.details)
+        its = RunEvidence({stream: {rank: others[rank]}}, details=second.details)
         found = evidence.compare(mine, its)
         compared += min(len(ranks[rank]), len(others[rank]))
         differences.extend(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pinner.compare import trace_bytes
@@ -10,16 +11,24 @@ from pinner.compare.trace import TraceError
 from pinner.compare.trace_report import Report
 from pinner.compare.traces import compare_traces
 from pinner.launch import judge
+from pinner.launch.collect import Run
 from pinner.launch.verify_chase import Incomparable, Level, Sighting, Window
 from pinner.launch.verify_run import Runs
 
 
 def trace(
-    runs: Runs, name: str, level: Level, window: Window, keep: int | None = None
+    runs: Runs,
+    name: str,
+    level: Level,
+    window: Window,
+    keep: int | None = None,
+    *,
+    look: Callable[[Run], None] | None = None,
 ) -> Path | Incomparable:
     """Runs the command once more under tracing; why there is no trace where that run failed.
 
-    keep: how many bytes of tensors are kept for each rank; None where none are.
+    keep: how many bytes of tensors are kept for each rank; None where none are. look: is shown the
+    run.
     """
     folder = runs.folder / "traces" / name
     folder.mkdir(parents=True)
@@ -36,6 +45,8 @@ def trace(
     )
     refused = judge.own_refusal(run)
     if refused is None:
+        if look is not None:
+            look(run)
         return folder
     return Incomparable(refused.text.replace("; nothing was sealed", ""))
 

@@ -16,6 +16,8 @@ from pinner.compare.evidence import (
     constant,
     describe,
     gather,
+    shared,
+    strays,
     without,
 )
 
@@ -273,3 +275,37 @@ def test_chain_sees_order_numbers_and_length() -> None:
         chain([(0, "a")]),
     }
     assert len(chains) == 4
+
+
+class TestWhatRunsShare:
+    """What a traced run must leave, too, before it can be believed."""
+
+    @staticmethod
+    def run(*digests: str, stream: str = "loss", rank: int | None = 0) -> RunEvidence:
+        return gather([Emitter(rank, tuple((stream, n, d) for n, d in enumerate(digests)))])
+
+    def test_steps_before_the_first_difference_are_shared(self) -> None:
+        found = shared([self.run("a", "b", "c", "d"), self.run("a", "b", "x", "d")])
+        assert found.streams == {"loss": {0: ((0, "a"), (1, "b"))}}
+
+    def test_a_third_run_makes_it_less(self) -> None:
+        found = shared([self.run("a", "b", "c"), self.run("a", "b", "x"), self.run("a", "y", "c")])
+        assert found.streams == {"loss": {0: ((0, "a"),)}}
+
+    def test_nothing_is_shared_with_a_run_that_lacks_the_rank(self) -> None:
+        assert shared([self.run("a"), self.run("a", rank=1)]).streams == {"loss": {0: ()}}
+
+    @pytest.mark.parametrize("rank", [0, None])
+    def test_a_run_that_parts_later_strays_nowhere(self, rank: int | None) -> None:
+        both = [self.run("a", "b", end, rank=rank) for end in "cx"]
+        assert strays(shared(both), self.run("a", "b", "z", rank=rank)) == ()
+
+    def test_a_run_that_parts_earlier_strays(self) -> None:
+        both = [self.run("a", "b", end) for end in "cx"]
+        (found,) = strays(shared(both), self.run("a", "z", "c"))
+        assert (found.step, found.first, found.second) == (1, "b", "z")
+
+    def test_a_run_that_ended_earlier_strays(self) -> None:
+        both = [self.run("a", "b", end) for end in "cx"]
+        (found,) = strays(shared(both), self.run("a"))
+        assert (found.step, found.second) == (1, None)

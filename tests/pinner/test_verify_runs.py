@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from pinner.compare.evidence import Difference, RunEvidence
 from pinner.launch.verify import failing_window
-from pinner.launch.verify_chase import Window
+from pinner.launch.verify_chase import Incomparable, Window
 from tests.command_rig import Pinner, python
 from tests.verify_rig import Verify
 
@@ -109,6 +110,28 @@ class TestScale:
         assert verify.scale([*PLAIN, "{n}"], [1, 2], EXIT="1").exit == 5
 
 
+PEEKS = """
+import json, os, pinner
+with open(os.path.join(os.environ["PINNER_SESSION"], "session.json")) as source:
+    value = 7 if json.load(source).get("trace") else 1
+for step in range(4):
+    if step == 3:
+        value += int.from_bytes(os.urandom(6), "big")
+    pinner.fingerprint("value", value + step)
+"""
+
+
+def test_traces_that_leave_other_bits_than_the_runs_agree_on_are_named(verify: Verify) -> None:
+    compare = lambda first, second: Incomparable("left out")
+    outcome = verify.runs([sys.executable, "-c", PEEKS], chase=True, compare=compare)
+    assert outcome.details["difference"]["step"] == 3
+    assert outcome.details["traces_valid"] is False
+    (line,) = [line for line in outcome.lines if line.startswith("WARNING")]
+    assert "a traced run left other bits where the runs without a trace agree" in line
+    assert "stream 'value', rank 0, step 0" in line
+    assert "trace-modules-1a" in line
+
+
 def test_a_planted_divergence_is_followed_to_its_operation(verify: Verify) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -117,6 +140,7 @@ def test_a_planted_divergence_is_followed_to_its_operation(verify: Verify) -> No
     environ = {"FLIP": f"{step}:{layer}", "OMP_NUM_THREADS": "1"}
     outcome = verify.runs(python("verify_train.py"), chase=True, keep=1 << 30, **environ)
     assert outcome.exit == 1, outcome.text
+    assert outcome.details["traces_valid"] is True
     levels = {link["level"]: link["first"] for link in outcome.details["chain"]}
     assert list(levels) == ["modules", "ops", "kernels"], outcome.text
     for found in levels.values():

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from .. import faults, ledger, session
+from .detail import detailed
 from .digest import digest
 
 if TYPE_CHECKING:
@@ -19,13 +20,19 @@ _steps: Dict[str, int] = {}
 _refused: Set[str] = set()
 
 
-def record(stream: str, value: Any, step: Optional[int] = None) -> None:
+def record(
+    stream: str, value: Any, step: Optional[int] = None, rows: bool = False, scales: Any = None
+) -> None:
     """Write the digest of `value` as the next step of `stream`.
 
     step: its number; without it, how often this process has written to the stream before. That
         count goes on for a value that has no digest, so that a hole stays visible.
+    rows, scales: see `detail.detailed`
     """
-    record_digest(stream, lambda: digest(value), step)
+    if not rows and scales is None:
+        record_digest(stream, lambda: digest(value), step)
+    else:
+        record_digest(stream, lambda: detailed(value, rows, scales), step)
 
 
 def record_digest(stream: str, make: Callable[[], Digest], step: Optional[int] = None) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .recorder import Recorder
 
+    _Named = Tuple[str, List[Tuple[str, Any]]]  # a parameter, and its tensors by their paths
+
 
 class Steps:
     """Counts the steps of one process and writes what belongs to each."""
@@ -44,7 +46,8 @@ class Steps:
             shape = ",".join(str(size) for size in what.get("shape", ()))
             out = '["0","%s","%s",[%s]]' % (line["digest"], what.get("dtype", ""), shape)
             place = ("", recorder.place()[1])
-            recorder.event("step", escaped(stream), place, (), (out,), step=step)
+            notes = {name: what[name] for name in ("rows", "parts") if name in what} or None
+            recorder.event("step", escaped(stream), place, (), (out,), notes=notes, step=step)
         if self._first_stream is None:
             self._first_stream = stream
         if not self._optimizes and stream == self._first_stream:
@@ -89,9 +92,12 @@ class Steps:
             return
         name = escaped(type(optimizer).__name__)
         with recorder.unseen():
-            for where, parameter in _parameters(optimizer):
-                if parameter.grad is not None:
-                    self._write("grad", name, [("grad", parameter.grad)], where)
+            taken = [
+                (where, [("grad", parameter.grad)])
+                for where, parameter in _parameters(optimizer)
+                if parameter.grad is not None
+            ]
+            self._write("grad", name, taken)
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         recorder = self.recorder
@@ -100,21 +106,36 @@ class Steps:
             name = escaped(type(optimizer).__name__)
             tensor = recorder.torch.Tensor
             with recorder.unseen():
+                left = []
                 for where, parameter in _parameters(optimizer):
                     state = optimizer.state.get(parameter) or {}
                     named = [("param", parameter)]
                     named += [("state." + str(k), v) for k, v in state.items() if _is(v, tensor)]
-                    self._write("optim", name, named, where)
+                    left.append((where, named))
+                self._write("optim", name, left)
         first = self._first_optimizer
         if first is not None and first() is optimizer:
             self._ended()
 
-    def _write(self, kind: str, name: str, named: List[Tuple[str, Any]], where: str) -> None:
+    def _write(self, kind: str, name: str, parameters: List[_Named]) -> None:
+        """One event for each parameter; all their tensors are digested together."""
         recorder = self.recorder
         notes: Dict[str, Any] = {}
-        outs = recorder.entries([path for path, _ in named], [each for _, each in named], notes)
-        notes["parameter"] = where
-        recorder.event(kind, name, ("", "o"), (), outs, notes=notes)
+        outs = self._entries([pair for _, named in parameters for pair in named], notes)
+        at = 0
+        for where, named in parameters:
+            own: Dict[str, Any] = {}
+            lines = outs[at : at + len(named)]
+            if notes:  # one of them has no digest: which event must say so is found one by one
+                lines = self._entries(named, own)
+            at += len(named)
+            own["parameter"] = where
+            recorder.event(kind, name, ("", "o"), (), lines, notes=own)
+
+    def _entries(self, named: List[Tuple[str, Any]], notes: Dict[str, Any]) -> List[str]:
+        return self.recorder.entries(
+            [path for path, _ in named], [each for _, each in named], notes
+        )
 
     # -- the end of a step ----------------------------------------------------------------------
 
