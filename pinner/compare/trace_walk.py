@@ -24,7 +24,9 @@ _EXAMPLES = 3
 _ORDER = re.compile(rb'"q": ?\d+')
 _NUMBERS = re.compile(rb'(?<=[l"],)\d+(?=\])|"q": ?\d+')
 _NO_DIGEST = b',null,"'  # between the path of a tensor and its dtype
-_OWN_SEED = ("python", "numpy")  # generators that begin with what the system gives; torch's do not
+# Generators that begin with what the system gives; those of torch's GPUs begin with a number of its
+# own (2.4 to 2.14).
+_OWN_SEED = ("python", "numpy", "torch.cpu")
 _RUN_OF_EQUAL_LINES = 32
 _STREAMS = 256  # so many streams may be fingerprinted in a row
 

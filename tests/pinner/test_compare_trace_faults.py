@@ -185,11 +185,11 @@ def test_a_random_operation_makes_its_generator_a_suspect(tmp_path: Path) -> Non
 
 def test_the_state_of_a_generator_that_differs_is_said(tmp_path: Path) -> None:
     def state(value: str) -> list[Line]:
-        event = {"e": "random", "n": "torch.cpu", "p": "o", "s": 0, "in": []}
+        event = {"e": "random", "n": "torch.cuda.0", "p": "o", "s": 0, "in": []}
         return [{**event, "out": [["state", "sha256:" + value, "bytes", [8]]]}]
 
     report = compared(tmp_path, [state("a")], [state("b")])
-    assert head(report)[2:] == ("torch.cpu", reading_of.STATE)
+    assert head(report)[2:] == ("torch.cuda.0", reading_of.STATE)
 
 
 class TestGeneratorsThatSeedThemselves:
@@ -200,11 +200,12 @@ class TestGeneratorsThatSeedThemselves:
             for step, value in enumerate(values)
         ]
 
-    def test_one_that_nobody_seeded_is_a_note(self, tmp_path: Path) -> None:
-        sides = [[event("aten.relu", "a", "b"), *self.states("numpy", *v)] for v in ("ab", "cd")]
+    @pytest.mark.parametrize("name", ["numpy", "torch.cpu"])
+    def test_one_that_nobody_seeded_is_a_note(self, name: str, tmp_path: Path) -> None:
+        sides = [[event("aten.relu", "a", "b"), *self.states(name, *v)] for v in ("ab", "cd")]
         report = compared(tmp_path, [sides[0]], [sides[1]])
         assert (report.exit, report.head) == (0, None)
-        assert "generator of numpy was never in the same state: it is not seeded" in report.text()
+        assert f"generator of {name} was never in the same state: it is not seeded" in report.text()
 
     def test_one_that_parted_in_the_run_is_a_mismatch(self, tmp_path: Path) -> None:
         sides = [self.states("numpy", "a", end, end) for end in "bc"]
