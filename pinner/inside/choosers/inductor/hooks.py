@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Callable, Dict, Optional
 
 from ... import ledger, pins, session
-from . import packages, pad, switches
+from . import packages, pad, switches, versions
 from .caches import Caches, tag_of
 from .chooser import Chooser, Policy
 from .gemm import Selector
@@ -45,17 +46,37 @@ def hooks_of(chooser: Chooser, tag: str) -> Dict[str, Callable[[Any], None]]:
 
 
 _hooks: Optional[Hooks] = None
+_named = False
 
 
 def install(module: Any) -> None:
-    """Patch one of Inductor's modules, each time it is executed. Without a session: nothing."""
+    """Patch one of Inductor's modules, each time it is executed. Without a session: nothing.
+
+    Under a torch that is too old nothing is patched, and a line says so.
+    """
     global _hooks
     active = session.current()
     if active is None:
         return
+    found = str(sys.modules["torch"].__version__)
+    if versions.is_older(found):
+        _name_hole(found)
+        return
     if _hooks is None:
         _hooks = Hooks(active)
     _hooks.by_module[module.__name__](module)
+
+
+def _name_hole(found: str) -> None:
+    global _named
+    if not _named:
+        _named = True
+        text = (
+            "what Inductor chooses is neither recorded nor forced: pinner holds it from torch "
+            "%d.%d on, this is %s" % (*versions.OLDEST, found)
+        )
+        line = {"t": "problem", "kind": "bypass", "chooser": "inductor", "kernel": "torch"}
+        ledger.write(dict(line, text=text), sync=True)
 
 
 def _no_kernel(name: str) -> None:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Optional, Sequence
+
+OLDEST = (2, 9)
+"""The first torch whose Inductor has all the places that are hooked."""
+
+
+def is_older(version: str) -> bool:
+    """Whether a torch of this version ("2.6.0+cu124") comes before OLDEST."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST
 
 
 class AsNode:
