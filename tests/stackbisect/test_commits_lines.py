@@ -169,6 +169,16 @@ def test_a_bare_repository_will_do(tmp_path: Path) -> None:
     assert [c.id for c in found.candidates] == [known["a"], known["b"]]
 
 
+def test_a_linked_working_tree_has_a_head_of_its_own(
+    forked: tuple[Repository, dict[str, str]], tmp_path: Path
+) -> None:
+    _, known = forked
+    words = ("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"), known["d"])
+    repositories.git(tmp_path / "repo", *words)
+    found = commits.space(Repository(tmp_path / "linked"), known["a"], "HEAD")
+    assert [c.id for c in found.candidates] == [known["a"], known["d"]]
+
+
 def test_a_pin_is_the_word_that_names_a_commit_of_the_other_repository(tmp_path: Path) -> None:
     other = repositories.make(tmp_path / "llvm", [Made("p"), Made("q", "p"), Made("r", "q")])
     repositories.git(tmp_path / "llvm", "tag", "v1.2", other["p"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import pytest
 from pinner import shipped
 from pinner.launch import session_dir
 from stackbisect.probe import Candidate, EvidenceOptions, Job, ProbeResult
+from stackbisect.runtimes import sources
 from stackbisect.runtimes.commits import CommitRuntime
 from stackbisect.spaces import commits
 from stackbisect.spaces.commits import Change, Repository
@@ -319,6 +321,36 @@ def test_a_submodule_of_a_url_is_mirrored_once_and_what_is_gone_is_untestable(
     found = probe(known["gone"], "cat lib/w")
     assert found.status == "untestable"
     assert "111111111111 is not in file://" in found.reason
+
+
+def test_a_submodule_that_the_user_has_already_needs_no_url(tmp_path: Path) -> None:
+    """Its commits are in the user's own repository: .git/modules."""
+    lib = repositories.make(tmp_path / "lib", repositories.line("pq", [{"w": "1"}, {"w": "2"}]))
+    known = superproject(tmp_path, "../lib", {"a": lib["p"], "b": lib["q"]})
+    allow = ("-c", "protocol.file.allow=always")
+    clone = ("clone", "--quiet", "--recurse-submodules", str(tmp_path / "top"), "mine")
+    repositories.git(tmp_path, *allow, *clone)
+    repositories.git(tmp_path / "mine", "fetch", "--quiet", "origin", known["a"])
+    shutil.rmtree(tmp_path / "lib")
+    probe = Bench(tmp_path / "bisection", tmp_path / "mine")
+    assert [probe.out(probe(known[name], "cat lib/w")) for name in "ab"] == [["1"], ["2"]]
+    assert probe.left("mirrors") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "remote", "expected"),
+    [
+        ("https://host/lib.git", "https://other/top.git", "https://host/lib.git"),
+        ("../lib.git", "https://host/group/top.git", "https://host/group/lib.git"),
+        ("../../deps/lib", "https://host/group/top.git/", "https://host/deps/lib"),
+        ("./lib", "/srv/git/top", "/srv/git/top/lib"),
+        ("../lib", "/srv/git/top", "/srv/git/lib"),
+        ("../lib.git", "git@host:group/top.git", "git@host:group/lib.git"),
+        ("../lib.git", "ssh://git@host:22/group/top.git", "ssh://git@host:22/group/lib.git"),
+    ],
+)
+def test_relative_urls_are_those_of_the_remote(url: str, remote: str, expected: str) -> None:
+    assert sources.absolute(url, remote) == expected
 
 
 def test_a_server_that_is_not_there_is_the_machinerys_fault(tmp_path: Path) -> None:

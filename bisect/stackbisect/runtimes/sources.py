@@ -87,8 +87,10 @@ class Sources:
         """
         above = Repository(parent)
         about = above.modules(at).get(path, {})
+        name = about.get("name", path)
         places = [
-            os.path.join(above.git_dir, "modules", about.get("name", path)),
+            os.path.join(above.git_dir, "modules", name),
+            os.path.join(above.common_dir, "modules", name),
             os.path.join(above.path, path),
         ]
         for place in places:
@@ -99,7 +101,7 @@ class Sources:
                 f"submodule {path}: {', '.join(w[:12] for w in wanted)} is not on this machine, "
                 f"and .gitmodules of {at[:12]} names no URL for it"
             )
-        return self.mirror(_absolute(about["url"], above.remote()), wanted, git)
+        return self.mirror(absolute(about["url"], above.remote()), wanted, git)
 
     def mirror(self, url: str, wanted: Sequence[str], git: Git) -> str:
         """A mirror of `url` that has the `wanted` commits; the repository itself if it is here.
@@ -150,7 +152,7 @@ def has(place: str, wanted: Sequence[str]) -> bool:
     return all(found.find(sha) is not None for sha in wanted)
 
 
-def _absolute(url: str, remote: str) -> str:
+def absolute(url: str, remote: str) -> str:
     """A URL of .gitmodules: one that begins with ./ or ../ is relative to the parent's remote."""
     if not url.startswith(("./", "../")):
         return url

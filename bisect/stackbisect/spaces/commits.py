@@ -96,7 +96,9 @@ class Repository:
             raise UsageError(
                 f"{option} {path}: expected a git repository, found none there"
             ) from None
-        self.git_dir = str(Path(self._repo.common_dir).resolve())
+        # A linked working tree has a HEAD of its own, and shares the rest with others.
+        self.git_dir = str(Path(self._repo.git_dir).resolve())
+        self.common_dir = str(Path(self._repo.common_dir).resolve())
         self._error = git.GitCommandError
         self._seen: dict[str, Commit] = {}
 
@@ -202,9 +204,11 @@ class Repository:
     def remote(self) -> str:
         """Where it was cloned from; its own path where nothing says."""
         try:
-            return self.git("config", "--get", "remote.origin.url") or self.path
+            url = self.git("config", "--get", "remote.origin.url")
         except self._error:
             return self.path
+        is_path = ":" not in url.partition("/")[0]
+        return os.path.normpath(os.path.join(self.path, url)) if is_path else url
 
     def _commits(self, *revisions: str) -> dict[str, Commit]:
         lines = self.git("rev-list", f"--format={_FIELDS}", *revisions).splitlines()
