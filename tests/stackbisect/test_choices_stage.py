@@ -287,6 +287,26 @@ class TestProbesThatSayNothing:
         assert (result["status"], result["control"]["verdict"]) == ("inconclusive", "third")
         assert "good itself does not give its bits with its own choices locked" in result["reason"]
 
+    def test_ranks_that_chose_differently_cannot_be_put_under_one_lock(
+        self, tmp_path: Path
+    ) -> None:
+        """Rank 1 took the fastest in both stacks, which both locks hold; rank 0 took another."""
+        script = tmp_path / "ranks.sh"
+        script.write_text(
+            "for rank in 0 1; do\n"
+            "    [ $rank = 1 ] && TAKES=32\n"
+            f"    RANK=$rank WORLD_SIZE=2 TAKES=$TAKES {' '.join(DECIDING)} || exit 1\n"
+            "done\n"
+        )
+        ends = stack("good", TAKES="16"), stack("bad", TAKES="64")
+        trial = Trial(tmp_path / "b", *ends, ("sh", str(script)))
+        result = trial()
+        assert result is not None
+        assert (result["status"], result["differ"], result["applied"]) == ("inconclusive", 2, 2)
+        assert any("BLOCK=16 num_warps=4 on rank 0" in line for line in result["diff"])
+        assert "good itself does not give its bits with its own choices locked" in result["reason"]
+        assert "made differently by the processes of one probe" in result["notes"][0]
+
     def test_damaged_ledgers_are_told(self, tmp_path: Path) -> None:
         ends = stack("good", TAKES="16"), stack("bad", TAKES="64")
         trial = Trial(tmp_path / "b", *ends, DECIDING)

@@ -183,12 +183,50 @@ def test_the_two_probes_that_differ_least_are_compared(tmp_path: Path) -> None:
     assert (found.good.probe, found.bad.probe, found.count) == (2, 4, 0)
 
 
-def test_ranks_that_chose_differently_are_counted(tmp_path: Path) -> None:
-    timed = [
-        locks.choice_line({"N": 1}, {"BLOCK": block}, [({"BLOCK": block}, time)])
-        for block, time in ((16, 1.0), (32, 2.0))
-    ]
-    place = session(tmp_path, {rank: [line] for rank, line in enumerate(timed)})
-    found = selection.read(place, 1, ("train",), "2026-01-01")
-    assert found.conflicts == 1
-    assert [entry.config["BLOCK"] for entry in found.lock.triton] == [16]
+class TestRanksThatChooseDifferently:
+    """One lock holds one config for all ranks: what each rank took is compared beside it."""
+
+    def test_the_lock_holds_one_and_the_rest_is_known(self, tmp_path: Path) -> None:
+        found = by_rank(tmp_path, 32, 16)
+        assert len(found.conflicts) == 1
+        assert [entry.config["BLOCK"] for entry in found.lock.triton] == [16]
+
+    @pytest.mark.parametrize(
+        ("good", "bad", "count"),
+        [
+            ((32, 16), (32, 16), 0),
+            ((32, 16), (16, 32), 1),
+            ((32, 16), (64, 16), 1),
+            ((32, 16), (16, 16), 1),
+            ((16, 16), (16, 16), 0),
+            ((32, 32), (16, 32), 1),
+        ],
+    )
+    def test_equal_locks_are_no_equal_choices(
+        self, tmp_path: Path, good: tuple[int, ...], bad: tuple[int, ...], count: int
+    ) -> None:
+        found = selection.compare(by_rank(tmp_path, *good), by_rank(tmp_path, *bad))
+        assert found.count == count
+        assert found.transplantable == bool(count)
+        assert len(found.components()) == count
+        if found.spread:
+            lines = "\n".join(found.lines("old", "new"))
+            assert f"BLOCK={good[0]} on rank 0" in lines or "everywhere" in lines
+
+    def test_processes_without_a_rank_are_compared_by_how_many_took_what(
+        self, tmp_path: Path
+    ) -> None:
+        same = [by_rank(tmp_path, *blocks, ranks=False) for blocks in ((32, 16), (16, 32))]
+        assert selection.compare(*same).count == 0
+
+
+def by_rank(folder: Path, *blocks: int, ranks: bool = True) -> Selection:
+    """Processes that each found another config fastest; the smallest was fastest of all."""
+    place = folder / secrets.token_hex(4)
+    (place / "ledger").mkdir(parents=True)
+    for number, block in enumerate(blocks):
+        config = {"BLOCK": block}
+        line = locks.choice_line({"N": 1}, config, [(config, block / 16)])
+        first = locks.process_line(number if ranks else None, world=len(blocks), pid=number + 7)
+        locks.write_ledger(place / "ledger", f"p-{number}", [first, line])
+    return selection.read(place, 1, ("train",), "2026-01-01")

@@ -7,6 +7,8 @@ what a run under the lock then did with the rest (`Applied`), say how much the r
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +21,15 @@ from pinner.launch.collect import Run, collect, read_ledgers
 from pinner.launch.coverage import Coverage, cover, described
 from pinner.lockfile import schema
 from pinner.lockfile.configs import config_text
+from pinner.lockfile.conflicts import Conflict, together
 from pinner.lockfile.diff import Diff, EntryChange, diff_locks
 from pinner.lockfile.merge import HOLES, Draft, Problem, draft_lock, fallbacks_of, merge_ledgers
-from pinner.lockfile.schema import Entry, Evidence, Lock, place
+from pinner.lockfile.schema import Entry, Evidence, Identity, Lock, place
 
 # So many entries of one kind are named in a result; more are counted.
 _NAMED = 20
+
+_RANK = re.compile(r"^rank \d+")
 
 _Hole = tuple[str, str, str, str]  # chooser, kernel or setting, canonical key, canonical config
 
@@ -33,14 +38,14 @@ _Hole = tuple[str, str, str, str]  # chooser, kernel or setting, canonical key, 
 class Selection:
     """What the processes of one probe chose.
 
-    `lock` is unsealed. `holes` were chosen and cannot stand in a lock. `conflicts` counts keys that
-    processes of this one probe decided differently: the lock holds one of their choices.
+    `lock` is unsealed. `holes` were chosen and cannot stand in a lock. `conflicts` are keys that
+    the processes of this one probe decided differently: the lock holds one of their choices.
     """
 
     probe: int
     lock: Lock
     holes: Mapping[_Hole, str]
-    conflicts: int
+    conflicts: Mapping[Identity, Conflict]
 
     @property
     def empty(self) -> bool:
@@ -57,7 +62,8 @@ def read(session: Path, probe: int, command: Sequence[str], created: str) -> Sel
     draft = merge_ledgers(read_ledgers(session))
     run = schema.Run(command=tuple(command), created=created, pinner=VERSION, complete=True)
     lock = draft_lock(draft, run, {}, Evidence())
-    return Selection(probe, lock, dict(_holes(draft)), len(draft.conflicts))
+    conflicts = {(c.chooser, c.kernel, c.source, canonical(c.key)): c for c in draft.conflicts}
+    return Selection(probe, lock, dict(_holes(draft)), conflicts)
 
 
 def _holes(draft: Draft) -> Iterator[tuple[_Hole, str]]:
@@ -97,6 +103,7 @@ class Comparison:
     `moved`: asked the same, decided differently. `altered`: decided by a kernel of another source,
     with another config. `only_good` and `only_bad`: asked for in one stack only. `settings`:
     switches of libraries. `holes`: choices that no lock holds and only one of the two made.
+    `spread`: keys whose entries are alike, but which not the same processes decided the same way.
     """
 
     good: Selection
@@ -106,17 +113,19 @@ class Comparison:
     altered: tuple[EntryChange, ...]
     settings: tuple[str, ...]
     holes: tuple[str, ...]
+    spread: tuple[Identity, ...]
 
     @property
     def count(self) -> int:
         """How many choices differ."""
         lone = len(self.diff.only_a) + len(self.diff.only_b)
-        return sum(map(len, (self.moved, self.altered, self.settings, self.holes))) + lone
+        kinds = (self.moved, self.altered, self.settings, self.holes, self.spread)
+        return sum(map(len, kinds)) + lone
 
     @property
     def transplantable(self) -> bool:
         """Whether a lock of one stack's choices can change what the other one chooses."""
-        return bool(self.moved or self.settings)
+        return bool(self.moved or self.settings or self.spread)
 
     def lines(self, good: str, bad: str) -> list[str]:
         """The difference for people, by the names of the stacks."""
@@ -131,7 +140,12 @@ class Comparison:
             soft=(),
         )
         lines = [] if chosen.empty else chosen.text(good, bad).splitlines()
-        return [*lines, *(f"no lock holds: {hole}" for hole in self.holes)]
+        lines += [f"no lock holds: {hole}" for hole in self.holes]
+        for each in self.spread:
+            lines.append(f"decided otherwise by its processes: {_identity_text(each)}")
+            ends = ((good, self.good), (bad, self.bad))
+            lines += [f"    {name}: {_deciders(chosen, each)}" for name, chosen in ends]
+        return lines
 
     def components(self) -> list[dict[str, Any]]:
         """What was decided differently, as the parts of a culprit: name, good value, bad value."""
@@ -143,6 +157,15 @@ class Comparison:
                 "bad": config_text(each.chooser, each.new),
             }
             for each in self.moved
+        ]
+        found += [
+            {
+                "kind": "selection",
+                "name": _identity_text(each),
+                "good": _deciders(self.good, each),
+                "bad": _deciders(self.bad, each),
+            }
+            for each in self.spread
         ]
         for change in self.diff.settings:
             if not change.name.endswith(" (held)"):
@@ -159,6 +182,8 @@ def compare(good: Selection, bad: Selection) -> Comparison:
     """What differs between two selections."""
     diff = diff_locks(good.lock, bad.lock)
     differing = [each for each in diff.entries if _has(each, "config")]
+    known = [{entry.identity: entry for entry in each.lock.entries} for each in (good, bad)]
+    in_both = sorted({*good.conflicts, *bad.conflicts} & known[0].keys() & known[1].keys())
     return Comparison(
         good,
         bad,
@@ -172,7 +197,44 @@ def compare(good: Selection, bad: Selection) -> Comparison:
             for hole, text in here.holes.items()
             if hole not in there.holes and not _is_setting(hole, good, bad)
         ),
+        spread=tuple(
+            each
+            for each in in_both
+            if known[0][each].config_text == known[1][each].config_text
+            and _spread(good, each) != _spread(bad, each)
+        ),
     )
+
+
+def _spread(chosen: Selection, key: Identity) -> list[tuple[str, str]] | None:
+    """Who took what of a key: process and config; None where all took the same.
+
+    Processes without a rank have no name that two probes share.
+    """
+    conflict = chosen.conflicts.get(key)
+    if conflict is None:
+        return None
+    return sorted(
+        ("".join(_RANK.findall(process)[:1]), canonical(pick.config))
+        for pick in conflict.picks
+        for process in pick.processes
+    )
+
+
+def _deciders(chosen: Selection, key: Identity) -> str:
+    conflict = chosen.conflicts.get(key)
+    if conflict is None:
+        entry = next(each for each in chosen.lock.entries if each.identity == key)
+        return f"{config_text(entry.chooser, entry.config)} everywhere"
+    return "; ".join(
+        f"{config_text(conflict.chooser, pick.config)} on {together(pick.processes)}"
+        for pick in conflict.picks
+    )
+
+
+def _identity_text(key: Identity) -> str:
+    chooser, kernel, _, text = key
+    return f"{place(chooser, kernel)} {readable_named(json.loads(text))}".strip()
 
 
 def nearest(good: Sequence[Selection], bad: Sequence[Selection]) -> Comparison:

@@ -156,12 +156,8 @@ class Choices:
         return found or damage
 
     def _about(self, found: selection.Comparison) -> dict[str, Any]:
-        notes = [
-            f"{_counted(each.conflicts, 'choice')} of {label} {_were(each.conflicts)} made "
-            "differently by the processes of one probe; the lock holds one of them for all"
-            for label, each in ((self.good.label, found.good), (self.bad.label, found.bad))
-            if each.conflicts
-        ]
+        ends = ((self.good.label, found.good), (self.bad.label, found.bad))
+        notes = [_conflicts(label, len(each.conflicts)) for label, each in ends if each.conflicts]
         return {
             "good": _shown_selection(self.good, found.good),
             "bad": _shown_selection(self.bad, found.bad),
@@ -425,5 +421,8 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
+def _conflicts(label: str, count: int) -> str:
+    return (
+        f"{_counted(count, 'choice')} of {label} {'was' if count == 1 else 'were'} made "
+        "differently by the processes of one probe; a lock holds one of them for all"
+    )
