@@ -289,11 +289,12 @@ def _numpy(version: str) -> images.Layer:
 
 
 def test_a_third_value_is_a_class_of_its_own(program: Program, push: Push) -> None:
-    """S2: three generations of images, three different outputs."""
+    """S2: three generations of images, three different outputs; three containers at once."""
     orders = dict.fromkeys(_versions(3), "forward")
     orders |= dict.fromkeys(_versions(7)[3:], "by size")
     orders |= dict.fromkeys(_versions(10)[7:], "backward")
-    done = program("run", "--json", *_ends(push(orders), "1.0.0", "1.9.0"), "--", *COMMAND)
+    ends = _ends(push(orders), "1.0.0", "1.9.0")
+    done = program("run", "--json", "--jobs", "3", *ends, "--", *COMMAND)
     report = done.report
     assert (done.code, report["status"]) == (FOUND, "found"), done.err
     assert [(each["from"], each["to"]) for each in report["transitions"]] == [
