@@ -9,13 +9,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinner.inside import activate, ledger
 from pinner.inside.faults import PinnerError, say
 
 if TYPE_CHECKING:
-    from pinner.launch.session_dir import OnMiss, SessionDir
+    from pinner.launch.session_dir import CublasLt, OnMiss, SessionDir
     from pinner.lockfile.schema import Lock
 
 # Pins were broken: the exit code of `pinner enforce`, too.
@@ -28,6 +28,7 @@ def enforce(
     on_miss: OnMiss = "fallback",
     allow: Sequence[str] = (),
     allow_draft: bool = False,
+    cublaslt: CublasLt = "auto",
 ) -> None:
     """Enforce a lock in this process and in all that it starts. Call it before `import torch`.
 
@@ -35,6 +36,9 @@ def enforce(
     on_miss: what becomes of a key that is not locked: "fallback" (by rule), "error", "tune"
     allow: names of hard stack facts that may differ
     allow_draft: whether a lock that no run has validated is taken
+    cublaslt: whether a library is put in front of cuBLASLt: "auto" (where torch is built for CUDA
+        and the lock was made with it), "on" (at once, also for a program that uses cuBLASLt
+        without torch) or "off", which is refused where the lock holds choices of cuBLASLt
 
     Where pinner started this process with the same lock, or is recording, nothing happens. Raises
     PinnerError where the lock cannot be read or is a draft, where torch or triton is imported
@@ -49,17 +53,21 @@ def enforce(
     `pinner enforce` this watches no processes: a child that runs without pinner (`python -I`, a
     cleared environment) is not noticed.
     """
-    from pinner.launch.enforce import LockRefused, load
+    from pinner.launch.enforce import LockRefused, check_watched, load
 
+    if cublaslt not in ("auto", "on", "off"):
+        raise PinnerError(f'expected "auto", "on" or "off" for cublaslt, found {cublaslt!r}')
     try:
         lock, digest = load(Path(lockfile), allow_draft=allow_draft, allow=allow)
+        check_watched(lock, cublaslt)
     except LockRefused as error:
         raise PinnerError(str(error)) from None
     if activate.is_enforced_already(digest):
         return
     activate.refuse_if_too_late()
     folder = Path(tempfile.mkdtemp(prefix="pinner-enforce-"))
-    session = _session(folder, lock, digest, on_miss, tuple(allow))
+    wanted = _Wanted(on_miss, tuple(allow), cublaslt)
+    session = _session(folder, lock, digest, wanted)
     activate.begin(str(session.path))
     owner = os.getpid()
 
@@ -77,9 +85,15 @@ def enforce(
         ledger.at_exit(close)
 
 
-def _session(
-    folder: Path, lock: Lock, digest: str, on_miss: OnMiss, allow: tuple[str, ...]
-) -> SessionDir:
+class _Wanted(NamedTuple):
+    """What the program asked for, beside the lock."""
+
+    on_miss: OnMiss
+    allow: tuple[str, ...]
+    cublaslt: CublasLt
+
+
+def _session(folder: Path, lock: Lock, digest: str, wanted: _Wanted) -> SessionDir:
     from pinner.launch import session_dir
     from pinner.lockfile.compiled import pins_text
 
@@ -87,9 +101,10 @@ def _session(
         mode="enforce",
         run="enforce",
         created=session_dir.now(),
-        on_miss=on_miss,
+        on_miss=wanted.on_miss,
         evidence=False,
-        allow=allow,
+        allow=wanted.allow,
+        cublaslt=wanted.cublaslt,
         hidden_pythonpath=session_dir.hidden_pythonpath(os.environ),
     )
     return session_dir.create(folder / "enforce", settings, pins_text(lock, digest))

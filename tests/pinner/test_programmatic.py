@@ -64,6 +64,17 @@ class TestAProgramThatStartsItself:
         modules = "['fla.modules.layernorm']"
         assert done.stdout == f"enforce {modules}\n{modules}\n", done.stderr
 
+    @pytest.mark.parametrize("word", ["on", "off"])
+    def test_cublaslt_is_watched_as_it_was_asked_for(self, word: str, lock: Path) -> None:
+        code = (
+            ENFORCE.replace("toml')", f"toml', cublaslt={word!r})")
+            + "from pinner.inside import session\n"
+            + "from pinner.inside.choosers.cublaslt import chooser\n"
+            + "print(session.current().cublaslt, chooser.library() is not None)\n"
+        )
+        done = start(code, lock.parent)
+        assert done.stdout == f"{word} {word == 'on'}\n", done.stderr
+
     def test_one_line_says_what_became_of_the_lock(self, lock: Path) -> None:
         done = start(ENFORCE + "import torch\n", lock.parent)
         assert done.returncode == 0
@@ -209,6 +220,17 @@ class TestRefusals:
     def test_a_lock_that_was_cut(self, lock: Path) -> None:
         lock.write_bytes(lock.read_bytes()[:-20])
         assert "pinner.lock.toml" in self.refused(ENFORCE, lock.parent)
+
+    def test_cublaslt_off_where_the_lock_holds_its_choices(self, tmp_path: Path) -> None:
+        path = tmp_path / "pinner.lock.toml"
+        write_lock(path, locks.lock(cublaslt=(locks.problem(),), stack=Stack({}, {})))
+        off = ENFORCE.replace("toml')", "toml', cublaslt='off')")
+        assert "the lock holds 1 choices of cuBLASLt" in self.refused(off, tmp_path)
+
+    def test_another_word_for_cublaslt(self, lock: Path) -> None:
+        never = ENFORCE.replace("toml')", "toml', cublaslt='never')")
+        said = self.refused(never, lock.parent)
+        assert 'expected "auto", "on" or "off" for cublaslt, found \'never\'' in said
 
     def test_a_draft(self, lock: Path) -> None:
         draft = Run(
