@@ -102,7 +102,7 @@ def _chain(found: Mapping[str, Any], record: Record) -> Iterator[dict[str, Any]]
             "stage": stage,
             "title": title(stage),
             "status": "unfinished" if result is None else result["status"],
-            "result": "" if result is None else _in_short(stage, result),
+            "result": "" if result is None else in_short(stage, result),
             "reason": "" if result is None else result.get("reason", ""),
             "probes": [probed.number for probed in mine],
             "seconds": round(sum(p.result.ended - p.result.started for p in mine), 3),
@@ -116,7 +116,7 @@ def title(stage: str) -> str:
     return _TITLES.get(stage) or _TITLES_OF_MANY.get(kind, "{}").format(name or stage)
 
 
-def _in_short(stage: str, result: Mapping[str, Any]) -> str:
+def in_short(stage: str, result: Mapping[str, Any]) -> str:
     """A stage's result in a few words; its status where there is nothing else to say."""
     if "last_good" in result and result["last_good"] is not None:
         between = f"{result['last_good']} → {result['first_bad']}"
@@ -202,7 +202,8 @@ def hosts(record: Record) -> list[dict[str, Any]]:
 
 def _notes(record: Record, machines: Sequence[Mapping[str, Any]]) -> list[str]:
     inner = _components(record)
-    found = [f"not a component: {note}" for note in inner.get("notes", ())]
+    found = list(record.conclusions.get("choices", {}).get("notes", ()))
+    found += [f"not a component: {note}" for note in inner.get("notes", ())]
     if inner.get("companions"):
         names = [wording.name(Component.from_json(each)) for each in inner["companions"]]
         found.append(f"swapped with the culprits so that the rest could be tested: {names}")

@@ -183,6 +183,19 @@ def test_the_two_probes_that_differ_least_are_compared(tmp_path: Path) -> None:
     assert (found.good.probe, found.bad.probe, found.count) == (2, 4, 0)
 
 
+def test_kernels_of_another_source_or_machine_code_are_named_whatever_was_chosen(
+    tmp_path: Path,
+) -> None:
+    code = [locks.code_line({"BLOCK": 16}, "0" * 16, locks.digest(each)) for each in ("a", "b")]
+    config = locks.choice_line({"N": 1}, {"BLOCK": 16}, source="")
+    one, other = (chosen(tmp_path, config, {**each, "source": ""}) for each in code)
+    assert selection.compare(one, one).bodies == ()
+    found = selection.compare(one, other)
+    assert (found.count, found.bodies) == (0, (f"{locks.KERNEL} (machine code)",))
+    found = selection.compare(chosen(tmp_path, choice(1, 16)), chosen(tmp_path, choice(1, 16, 1)))
+    assert (found.count, found.bodies) == (0, (f"{locks.KERNEL} (source)",))
+
+
 class TestRanksThatChooseDifferently:
     """One lock holds one config for all ranks: what each rank took is compared beside it."""
 

@@ -127,6 +127,17 @@ class Comparison:
         """Whether a lock of one stack's choices can change what the other one chooses."""
         return bool(self.moved or self.settings or self.spread)
 
+    @property
+    def bodies(self) -> tuple[str, ...]:
+        """Kernels that are not the same in both stacks, whatever was chosen for them."""
+        words = {"source": "source", "code": "machine code"}
+        found: dict[str, None] = {}
+        for each in self.diff.entries:
+            of = [words[part] for part, _ in each.changes if part in words]
+            if of:
+                found.setdefault(f"{place(each.chooser, each.kernel)} ({of[0]})")
+        return tuple(found)
+
     def lines(self, good: str, bad: str) -> list[str]:
         """The difference for people, by the names of the stacks."""
         chosen = replace(

@@ -44,6 +44,9 @@ FOLDER = "choices"
 # So much of a difference is kept in the journal; the locks have all of it.
 _DIFF_LINES = 400
 
+# So many kernels are named in a note.
+_KERNELS = 8
+
 # How often the transplant is tried before it counts.
 _TRIES = 2
 
@@ -158,6 +161,9 @@ class Choices:
     def _about(self, found: selection.Comparison) -> dict[str, Any]:
         ends = ((self.good.label, found.good), (self.bad.label, found.bad))
         notes = [_conflicts(label, len(each.conflicts)) for label, each in ends if each.conflicts]
+        if found.bodies:
+            kernels = ", ".join(selection.named(found.bodies, _KERNELS))
+            notes.append(f"kernels that are not the same in {self.bad.label}: {kernels}")
         return {
             "good": _shown_selection(self.good, found.good),
             "bad": _shown_selection(self.bad, found.bad),
