@@ -202,7 +202,7 @@ def hosts(record: Record) -> list[dict[str, Any]]:
 
 def _notes(record: Record, machines: Sequence[Mapping[str, Any]]) -> list[str]:
     inner = _components(record)
-    found = list(record.conclusions.get("choices", {}).get("notes", ()))
+    found = list(record.conclusions.get(choices.NAME, {}).get("notes", ()))
     found += [f"not a component: {note}" for note in inner.get("notes", ())]
     if inner.get("companions"):
         names = [wording.name(Component.from_json(each)) for each in inner["companions"]]
