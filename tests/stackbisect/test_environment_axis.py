@@ -18,7 +18,8 @@ from stackbisect.spaces import environment, window
 from stackbisect.spaces.components import derived, lock, swap
 from stackbisect.spaces.environment import Axis
 from tests import lanes
-from tests.stackbisect import repositories
+from tests.stackbisect import images, repositories, wheels
+from tests.stackbisect.conftest import RepositoryFactory
 from tests.stackbisect.program import in_process as run
 from tests.stackbisect.repositories import Made
 
@@ -101,6 +102,34 @@ def test_variables_of_a_commit_reach_its_build(tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     assert culprits(ended.report) == [[("FLAGS", "-O2", "-Ofast")]]
     assert ended.report["commit"] is None
+
+
+def test_variables_of_a_version_reach_its_command(tmp_path: Path) -> None:
+    wheels.summing(tmp_path / "store", {"1.0": "forward"})
+    package = ("--package", "summing", "--good", "1.0", "--depth", "search")
+    where = f"--index-args=--no-index --find-links {tmp_path}/store"
+    program = "import os, summing; print('bits', os.environ['CHUNK'] > '2', summing.__version__)"
+    words = ("--env-values", "CHUNK=1,2,3", *package, where, *STDOUT, "python", "-c", program)
+    ended = run(tmp_path, "run", "--json", *words)
+    assert ended.code == 0, ended.err
+    assert (ended.report["last_good"], ended.report["first_bad"]) == ("CHUNK=2", "CHUNK=3")
+    assert len(list((tmp_path / ".stackbisect").glob("*/envs/*/bin"))) == 1
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("docker")
+def test_variables_of_an_image_reach_its_command(
+    tmp_path: Path, docker_host: str, new_repository: RepositoryFactory
+) -> None:
+    """One that the image sets itself is the image's own where an end does not set it."""
+    repository = new_repository()
+    layer = images.files({"show": "echo bits $LAYOUT"})
+    repository.push("24.01", images.Image([layer], env={"LAYOUT": "image"}))
+    image = ("--image", repository.reference, "--good", "24.01", "--evidence-stdout", "bits (.*)")
+    texts = variables(good=["OTHER=1"], bad=["LAYOUT=ours", "OTHER=2"])
+    ended = run(tmp_path, "run", "--json", *image, *texts, "--", "sh", "/show")
+    assert ended.code == 0, ended.err
+    assert culprits(ended.report) == [[("LAYOUT", None, "ours")]]
 
 
 PRODUCT = """
