@@ -283,6 +283,8 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
         world.out(f"  looking for: {now['stage']['title']}\n")
     if now["between"]:
         world.out(f"  the change is between {now['between'][0]} and {now['between'][1]}\n")
+    for each in now.get("known", ()):
+        world.out(f"  {each['title']}: {each['result']}\n")
     if now["under_way"]:
         world.out(f"  under way: {', '.join(now['under_way'])}\n")
     if now["stopped"]:
@@ -293,7 +295,7 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
 def _to_come(now: Mapping[str, Any]) -> str:
     """How many probes are to come, and about how long they take."""
     left, seconds = now["probes_left"], now["seconds_left"]
-    if left is None:
+    if left is None or (not left and now["stage"] is None):
         return ""
     about = f" (about {wording.duration(seconds)})" if seconds else ""
     return f", at most {left} to come{about}"
@@ -434,7 +436,7 @@ def _space_options(parser: argparse.ArgumentParser) -> None:
     _search_options(parser)
     ends.add_argument(
         "--runtime",
-        choices=("docker", "venv", "local", "git", "slurm"),
+        choices=("docker", "podman", "venv", "local", "git", "slurm"),
         default=None,
         help="default: docker with --image, venv with --package, git with --git, else local",
     )

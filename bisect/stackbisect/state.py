@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stackbisect import journal
+from stackbisect import journal, report_chain
 from stackbisect.by_hand import shown
 from stackbisect.by_hand.verdicts import is_by_hand
 from stackbisect.journal import Record
@@ -26,7 +27,7 @@ def state(folder: Path) -> dict[str, Any]:
     if is_by_hand(record.header):
         return shown.state(folder, record)
     running = journal.in_use(folder)
-    search = Search.of(record.header)
+    search, first = Search.of(record.header), chain.first_search(record)
     stage = chain.current(record, Context(None, folder))
     done = record.answer is not None or stage is None
     at_work = "running" if running else "stopped"
@@ -38,12 +39,16 @@ def state(folder: Path) -> dict[str, Any]:
         "probes": len(record.probes),
         "probes_left": left,
         "seconds_left": _seconds_left(record, left),
-        "between": _between(record, search),
+        "between": _between(first, search),
+        "known": [
+            {"stage": name, "title": report_chain.title(name), "result": text}
+            for name, text in _known(record)
+        ],
         "under_way": _under_way(record) if running else None,
         "stopped": record.stopped,
         "verdicts": {
             candidate.label: None if verdict is None else verdict.kind
-            for candidate, verdict in zip(search.candidates, search.verdicts(record), strict=True)
+            for candidate, verdict in zip(search.candidates, search.verdicts(first), strict=True)
         },
     }
 
@@ -67,17 +72,27 @@ def _seconds_left(record: Record, left: int | None) -> float | None:
 
 def _between(record: Record, search: Search) -> list[str] | None:
     """The narrowest pair of labels that the change is known to lie between."""
-    known = search.verdicts(record)
+    labels = [candidate.label for candidate in search.candidates]
+    pair = record.conclusions.get(search.name, {}).get("pair")
+    if pair is not None:
+        return [labels[position] for position in pair]
     if search.noise is not None:
         return None
+    known = search.verdicts(record)
     first = next((p for p, verdict in enumerate(known) if verdict is not None), None)
     testable = [p for p, verdict in enumerate(known) if verdict is not None and verdict.testable]
     if first not in testable or len(known) - 1 not in testable or known[first] == known[-1]:
         return None
     left = max(p for p in testable if known[p] == known[first])
     right = min((p for p in testable if p > left and known[p] == known[-1]), default=None)
-    labels = [candidate.label for candidate in search.candidates]
     return None if right is None else [labels[left], labels[right]]
+
+
+def _known(record: Record) -> Iterator[tuple[str, str]]:
+    """The stages behind the search that are over, each with its result in a few words."""
+    for name, result in record.conclusions.items():
+        if name != journal.SEARCH:
+            yield name, report_chain.in_short(name, result)
 
 
 def _under_way(record: Record) -> list[str]:

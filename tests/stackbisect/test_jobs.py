@@ -337,6 +337,27 @@ def test_the_state_has_all_probes_under_way_and_the_time_to_come(tmp_path: Path)
     assert state.state(folder)["seconds_left"] == 0
 
 
+def test_the_state_says_what_later_stages_found(tmp_path: Path) -> None:
+    """And where the change is, whatever the probes of later stages say of the two neighbours."""
+    kinds = "ggbb"
+    with begin(tmp_path / "b", kinds, depth="versions") as held:
+        for position, kind in enumerate(kinds):
+            for attempt in (1, 2):
+                candidate = held.record.header.candidates[position]
+                number = held.start(candidate, attempt, 1.0)
+                held.finish(number, candidate, attempt, probe(kind, attempt))
+        held.conclude("search", {"status": "found", "pair": [1, 2]}, 2.0)
+        held.conclude("choices", {"status": "no choices", "last_good": None}, 3.0)
+        number = held.start(held.record.header.candidates[1], 3, 4.0, "confirm")
+        held.finish(number, held.record.header.candidates[1], 3, probe("~", 3), "confirm")
+    now = state.state(tmp_path / "b")
+    assert now["between"] == ["v1", "v2"]
+    assert now["verdicts"]["v1"] == "good"
+    assert [(each["stage"], each["result"]) for each in now["known"]] == [("choices", "no choices")]
+    assert now["stage"]["name"] == "components"
+    assert now["probes_left"] is None  # it has not looked yet
+
+
 # -- a candidate under a lock ----------------------------------------------------------------------
 
 
