@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs and starts what the tests need: a Docker daemon, two image registries, debootstrap, a Slurm.
+# Installs and starts what the tests need: Docker, Podman, two image registries, debootstrap, Slurm.
 #
 #   scripts/services.sh [start|stop|status]
 #
@@ -15,6 +15,7 @@ missing() {
     command -v docker-registry >/dev/null || echo docker-registry
     command -v debootstrap >/dev/null || echo debootstrap
     command -v ip >/dev/null || echo iproute2
+    command -v podman >/dev/null || echo podman runc
     command -v munged >/dev/null || echo munge
     command -v slurmctld >/dev/null || echo slurmctld
     command -v slurmd >/dev/null || echo slurmd

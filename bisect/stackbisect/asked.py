@@ -89,6 +89,9 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     container_options.host_config(options)
     container_options.environment(options, environ)
     _refuse_shared_evidence(arguments, options)
+    podman = arguments.runtime == "podman"
+    if podman:
+        _refuse_what_podman_passes_over(arguments, options)
     return {
         "runtime": "docker",
         "image": arguments.image,
@@ -96,6 +99,7 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         "insecure": arguments.insecure_registry,
         "options": options.to_json(),
         "transfer": arguments.transfer,
+        **({"podman": True} if podman else {}),
         "image_budget": None
         if arguments.image_budget is None
         else container_options.size("--image-budget", arguments.image_budget),
@@ -134,6 +138,24 @@ def _refuse_shared_evidence(arguments: argparse.Namespace, options: ContainerOpt
             raise UsageError(
                 f"--evidence-file {pattern} lies in a mount that all probes write to: with --jobs "
                 "above 1 nobody could tell whose file it is; write it elsewhere in the container"
+            )
+
+
+def _refuse_what_podman_passes_over(
+    arguments: argparse.Namespace, options: ContainerOptions
+) -> None:
+    """Raise UsageError for what Podman's Docker-compatible socket takes no notice of (4.3)."""
+    if options.gpus:
+        raise UsageError(
+            "--gpus: Podman takes no notice of it over its socket; name the devices instead, "
+            "--device nvidia.com/gpu=all where their CDI file is there"
+        )
+    targets = [mount["Target"] for mount in container_options.host_config(options)["Mounts"]]
+    for pattern in arguments.evidence_file:
+        if any(Path(pattern).is_relative_to(target) for target in targets):
+            raise UsageError(
+                f"--evidence-file {pattern} lies below a mount, and Podman copies nothing from "
+                "there; write it elsewhere in the container"
             )
 
 

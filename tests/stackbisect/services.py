@@ -1,4 +1,4 @@
-"""Starts what the tests need where it does not run: a Docker daemon, image registries, a Slurm.
+"""Starts what the tests need where it does not run: Docker, Podman, image registries, Slurm.
 
 Nothing is installed here (scripts/services.sh does that). Everything lives in one folder,
 STACKBISECT_SERVICES or a folder of this user's below the temporary one, and its data stay.
@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ PROGRAMS = {
     "dockerd": "docker.io",
     "docker-registry": "docker-registry",
     "munged": "munge",
+    "podman": "podman",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "sbatch": "slurm-client",
@@ -282,6 +284,50 @@ def registry_answers(service: RegistryService) -> bool:
         return False
 
 
+def podman_service() -> Daemon:
+    """Return Podman's Docker-compatible service with data and socket in our folder, started.
+
+    It pulls from the registry that lets everybody in.
+    """
+    _require("podman")
+    if os.getuid() != 0:
+        raise ServiceMissing("only root can start a Podman service of its own for the tests")
+    host = registry(login=False).host
+    with locked("podman") as place:
+        folder = place / "podman"
+        folder.mkdir(exist_ok=True)
+        # Podman knows no loopback registries that go without TLS, and asks for more files and
+        # processes than a machine without CAP_SYS_RESOURCE may give.
+        limits = [f"{name}={_most(kind)}:{_most(kind)}" for name, kind in _LIMITS]
+        # crun 1.8 wants the second version of cgroups, or the first one alone.
+        engine = 'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"'
+        (folder / "containers.conf").write_text(
+            f"[containers]\ndefault_ulimits = {json.dumps(limits)}\n[engine]\n{engine}\n"
+        )
+        (folder / "registries.conf").write_text(
+            f'[[registry]]\nlocation = "{host}"\ninsecure = true\n'
+        )
+        address = f"unix://{folder}/socket"
+        argv = [
+            *("env", f"CONTAINERS_CONF={folder}/containers.conf"),
+            f"CONTAINERS_REGISTRIES_CONF={folder}/registries.conf",
+            *("podman", f"--root={folder}/root", f"--runroot={folder}/run"),
+            *("system", "service", "--time=0", address),
+        ]
+        daemon = Daemon("podman", tuple(argv), place, lambda: docker_answers(address), address)
+        daemon.start()
+    return daemon
+
+
+_LIMITS = (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC))
+
+
+def _most(kind: int) -> int:
+    """The most of it that this process may give a container."""
+    most = resource.getrlimit(kind)[1]
+    return 4096 if most == resource.RLIM_INFINITY else min(most, 4096)
+
+
 @dataclass(frozen=True)
 class Slurm:
     """A Slurm of our own, with two nodes that are this machine; `config` is its slurm.conf."""
@@ -453,6 +499,7 @@ def main(words: list[str]) -> int:
             print(f"docker {docker_address()}")
             print(f"registry {registry(login=False).host}")
             print(f"registry-login {registry(login=True).host}")
+            print(f"podman {podman_service().address}")
             print(f"slurm {slurm().config}")
         except ServiceMissing as error:
             print(f"services: {error}", file=sys.stderr)

@@ -139,7 +139,9 @@ def _docker(
     setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str], tell: pull_progress.Tell
 ) -> Cleanable:
     try:
+        from stackbisect.runtimes import podman
         from stackbisect.runtimes.docker import DockerRuntime
+        from stackbisect.runtimes.docker_engine import Engine
     except ImportError as error:
         raise UsageError(
             f"containers need the Docker SDK ({error}); pip install 'pinner-stackbisect[bisect]'"
@@ -153,6 +155,7 @@ def _docker(
             folder=folder.parent / IMAGES,
             environ=environ,
             tell=tell,
+            connect=podman.connect if setup.get("podman") else Engine.connect,
             swapping=asked_components.swapping_of(setup),
             files=bool(setup.get("files")),
             only=asked_components.only(setup),

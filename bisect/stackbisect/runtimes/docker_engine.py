@@ -110,22 +110,26 @@ class Engine:
     address: str = ""
     _api: Any = field(default=None, repr=False)
     _sentries: dict[str, Sentry] = field(default_factory=dict, repr=False)
+    _named: bool = field(default=False, repr=False)
 
     @classmethod
-    def connect(cls) -> Engine:
-        """Connect as the docker command would: DOCKER_HOST, else the current context."""
+    def connect(cls, named: str | None = None) -> Engine:
+        """Connect to the daemon at `named`; without one as the docker command would.
+
+        That is DOCKER_HOST, else the current context.
+        """
         if docker is None:
             raise InfrastructureError(
                 "the docker runtime needs the Docker SDK for Python; "
                 "install it with: pip install 'pinner-stackbisect[bisect]'"
             )
-        settings = docker.utils.kwargs_from_env()
+        settings = {"base_url": named} if named else docker.utils.kwargs_from_env()
         if "base_url" not in settings:
             settings = _context_settings() or settings
         address = str(settings.get("base_url") or "unix:///var/run/docker.sock")
         with _daemon(address):
             api = docker.APIClient(version="auto", timeout=ANSWER_LIMIT, **settings)
-        return cls(address, api)
+        return cls(address, api, _named=named is not None)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -224,7 +228,7 @@ class Engine:
         """
         body = dict(settings)
         name = body.pop("Name")
-        sentry = Sentry(name)
+        sentry = Sentry(name, self.address if self._named else None)
         with _daemon(self.address):
             try:
                 found = self._api.create_container_from_config({"Image": image, **body}, name)

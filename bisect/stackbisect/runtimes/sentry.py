@@ -21,19 +21,19 @@ _GOODBYE = b"gone\n"
 _LOOK_FOR_S = 10.0
 _CODE = (
     "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
-    "from stackbisect.runtimes import sentry; sentry.main(sys.argv[2])"
+    "from stackbisect.runtimes import sentry; sentry.main(*sys.argv[2:])"
 )
 
 
 class Sentry:
     """A sentry for one container, from before it is made until it is gone."""
 
-    def __init__(self, name: str) -> None:
-        """Start it. Raises InfrastructureError."""
+    def __init__(self, name: str, address: str | None = None) -> None:
+        """Start it. `address`: of the daemon; None is the usual one. Raises InfrastructureError."""
         try:
             # In a session of its own: what kills our group passes it by.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _CODE, json.dumps(sys.path), name],
+                [sys.executable, "-I", "-c", _CODE, json.dumps(sys.path), name, address or ""],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ class Sentry:
             self._process.wait(5)
 
 
-def main(name: str) -> None:
+def main(name: str, address: str) -> None:
     """Wait for the end of the program; remove the container where nobody said goodbye."""
     if sys.stdin.buffer.read() == _GOODBYE:
         return
@@ -63,7 +63,7 @@ def main(name: str) -> None:
     deadline = time.monotonic() + _LOOK_FOR_S
     while time.monotonic() < deadline:
         with contextlib.suppress(InfrastructureError):
-            engine = Engine.connect()
+            engine = Engine.connect(address or None)
             try:
                 if engine.remove(name):
                     return
