@@ -9,6 +9,7 @@
     conclusion   a stage is over: its result
     mark unmark  a verdict given by hand, and taken back
     stop answer  why a program stopped before there was an answer; the answer
+    deeper       it goes on behind its answer, to another depth
 .stackbisect/NAME/lock            held while a program works on this bisection
 .stackbisect/NAME/probes/0001/    one folder a probe: session/, log, stdout
 ```
@@ -25,7 +26,7 @@ import os
 import re
 import time as clock
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -282,6 +283,10 @@ class Journal:
     def answer(self, answer: Mapping[str, Any], time: float) -> None:
         """Write the answer."""
         self._append({"t": "answer", "answer": dict(answer), "time": time})
+
+    def deepen(self, depth: str, time: float) -> None:
+        """Write that the bisection goes on to another depth: it has no answer until then."""
+        self._append({"t": "deeper", "depth": depth, "time": time})
 
     def close(self) -> None:
         """Give the bisection back. May be called twice."""
@@ -550,6 +555,9 @@ def _add(record: Record, line: Mapping[str, Any]) -> Record:
         fields.update(marks=marks)
     elif kind == "stop":
         fields.update(stopped=str(line["reason"]), under_way={})
+    elif kind == "deeper":
+        setup = {**record.header.setup, "depth": line["depth"]}
+        fields.update(header=replace(record.header, setup=setup), answer=None, stopped=None)
     elif kind == "answer":
         fields.update(answer=dict(line["answer"]), stopped=None)
     else:

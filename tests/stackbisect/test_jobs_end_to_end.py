@@ -212,6 +212,22 @@ def test_without_a_good_end_the_command_finds_one(
     assert journal.names(tmp_path / journal.ROOT) == ["train-back-from-v99"]
 
 
+def test_a_search_that_is_over_goes_deeper_without_repeating_a_probe(program: Local) -> None:
+    """What is on this machine only cannot be taken apart: both sides are tried in turns."""
+    done = program(*program.words("ggbb"))
+    before = program.probes()
+    assert (done.code, done.report.get("confirmed")) == (0, None), done.err
+    deeper = program("resume", "b", "--json", "--depth", "versions", "--jobs", "1")
+    assert deeper.code == 0, deeper.err
+    assert deeper.report["first_bad"] == "02-b"
+    assert deeper.report["confirmed"], deeper.report
+    probes = program.probes()
+    assert probes[: len(before)] == before
+    assert {each["stage"] for each in probes[len(before) :]} <= {"choices", "confirm"}
+    refused = program("resume", "b", "--depth", "search")
+    assert (refused.code, "behind versions" in refused.err) == (64, True)
+
+
 def test_without_a_good_end_a_list_of_equal_bits_has_no_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
