@@ -30,7 +30,8 @@ from stackbisect.runtimes.docker import DockerRuntime
 from stackbisect.runtimes.docker_engine import Engine
 from stackbisect.runtimes.installing import Swapping
 from stackbisect.spaces.components import Component, Inventory, derived, install, swap
-from tests.stackbisect import generations, images, wheels
+from tests import lanes
+from tests.stackbisect import generations, images, services, wheels
 from tests.stackbisect.conftest import RepositoryFactory
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("docker")]
@@ -377,6 +378,37 @@ def test_versions_come_from_apt_in_the_image_and_one_is_installed(
     refused = shared.run(derived(pair[1], [install(part, "1.7")], "1.7"), job())
     assert refused.status == "untestable"
     assert "Version '1.7' for 'parts-data' was not found" in refused.reason
+
+
+def test_pip_in_the_container_takes_what_the_variables_name(
+    runtime: Make, job: MakeJob, candidate: Callable[[images.Image], Candidate], tmp_path: Path
+) -> None:
+    with services.locked("pip-wheel") as place:
+        folder = place / "wheels" / "pip-24.0"
+        if not folder.exists():
+            images.download(["pip==24.0"], folder)
+    (pip,) = folder.glob("pip-*.whl")
+    for version in ("1", "1.5", "2"):
+        wheels.write(tmp_path, "alpha", version, {"alpha.py": f"__version__ = '{version}'\n"})
+    found = {f"opt/wheels/{path.name}": path.read_bytes() for path in tmp_path.glob("*.whl")}
+    ends = []
+    for version in "12":
+        (alpha,) = tmp_path.glob(f"alpha-{version}-*.whl")
+        layers = [images.wheel(pip), images.wheel(alpha), images.files(found)]
+        ends.append(candidate(images.Image(layers, user="1000")))
+    env = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=/opt/wheels")
+    shared = runtime(ContainerOptions(env=env), swapping=Swapping("pip"))
+    part = Component("distribution", "alpha", "1", "2")
+    assert shared.versions(part, ends[0], ends[1]) == ["1", "1.5", "2"]
+    look = ("python3", "-c", "import alpha, json; print(json.dumps({'alpha': alpha.__version__}))")
+    steps = [(swap(ends[0], [part]), "1")]
+    if lanes.soak():  # pip without its bytecode takes seconds to start
+        steps.append((install(part, "1.5"), "1.5"))
+    for step, wanted in steps:
+        made = job(*look)
+        mixture = derived(ends[1], [step], wanted)
+        assert _said(shared.run(mixture, made), made) == {"alpha": wanted}
+        assert "PIP_NO_INDEX" not in str(_inspect(f"{REPOSITORY}:{_tag(shared, mixture)}"))
 
 
 def test_a_users_own_script_installs_and_its_failure_is_told(

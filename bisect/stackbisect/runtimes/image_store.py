@@ -56,7 +56,7 @@ class ImageStore:
         self._contents: dict[str, image_contents.Contents] = {}
         self._owned: dict[str, Owned] = {}
         self._loaded: dict[str, tuple[str, ...]] = {}
-        self._builds: dict[str, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     @contextlib.contextmanager
     def use(
@@ -92,7 +92,7 @@ class ImageStore:
         """
         with self._lock:
             self._in_use[reference] += 1
-            building = self._builds.setdefault(reference, threading.Lock())
+            building = self._locks.setdefault(reference, threading.Lock())
         try:
             with building:  # two probes of one stack build it once
                 image = engine.image(reference)
@@ -116,10 +116,11 @@ class ImageStore:
         """Every file of an image and whom it belongs to; read once for each image id."""
         with self.use(engine, candidate, stopped) as image:
             with self._lock:
+                reading = self._locks.setdefault(image.id, threading.Lock())
+            with reading:
                 found = self._owned.get(image.id)
-            if found is None:
-                found = ownership.read(self._files(engine, candidate, image), image.env)
-                with self._lock:
+                if found is None:
+                    found = ownership.read(self._files(engine, candidate, image), image.env)
                     self._owned[image.id] = found
             return found
 

@@ -24,7 +24,7 @@ _REBUILT = re.compile(r" \(files [0-9a-f]+\)$| in /")
 
 _PIP = """
 for python in python3 python; do
-    command -v "$python" >/dev/null && "$python" -m pip --version >/dev/null 2>&1 && break
+    command -v "$python" >/dev/null && "$python" -c 'import pip' >/dev/null 2>&1 && break
     python=
 done
 [ -n "$python" ] || { echo "no pip in this image: python3 -m pip does not start" >&2; exit 1; }
@@ -34,12 +34,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 
 _APT = """
 export DEBIAN_FRONTEND=noninteractive
+name={name} version={version}
 apt-get update -q
-apt-get install -q -y --no-install-recommends --no-remove --allow-downgrades {what}
-found=$(dpkg-query -W -f '${{Version}}' {name})
-[ "$found" = {version} ] && exit_code=0 || exit_code=1
-[ $exit_code = 0 ] || echo "asked for {name} {version}, installed is $found" >&2
-[ $exit_code = 0 ]
+apt-get install -q -y --no-install-recommends --no-remove --allow-downgrades "$name=$version"
+found=$(dpkg-query -W -f '${{Version}}' "$name")
+if [ "$found" != "$version" ]; then
+    echo "asked for $name $version, installed is $found" >&2
+    exit 1
+fi
 """
 
 
@@ -123,10 +125,6 @@ def step(kind: Kind, name: str, version: str, swapping: Swapping) -> Step:
         script = pip(f"install --no-deps {wanted}")
         return Step(script, {}, f"pip install {name}=={version}")
     if kind == "package":
-        fields = {
-            "what": shlex.quote(f"{name}={version}"),
-            "name": shlex.quote(name),
-            "version": shlex.quote(version),
-        }
+        fields = {"name": shlex.quote(name), "version": shlex.quote(version)}
         return Step(_APT.format(**fields), {}, f"apt-get install {name}={version}")
     raise UsageError(f"a {kind} has no versions to install: {what}")

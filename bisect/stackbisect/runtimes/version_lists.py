@@ -8,6 +8,7 @@ Debian package's come from apt in such a container. Where neither answers, the t
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -40,12 +41,13 @@ class Lists:
         if component.kind not in ("distribution", "package") or len(set(plain)) < 2:
             return ends
         if component.kind == "package":
-            found = self._inside(bad, f"apt-get update -q >&2; apt-cache madison {component.name}")
+            name = shlex.quote(component.name)
+            found = self._inside(bad, f"apt-get update -q >&2 || :; apt-cache madison {name}")
             return between(plain[0], plain[1], madison(found), debian_versions.order)
         return between(plain[0], plain[1], self._of_index(component.name, bad), versions.order)
 
     def _of_index(self, name: str, bad: Candidate) -> list[str]:
-        listed = available(self._inside(bad, installing.pip(f"index versions {name}")))
+        listed = available(self._inside(bad, installing.pip(f"index versions {shlex.quote(name)}")))
         if listed:
             return listed
         owned = self.owner.images.owned(self.engine, bad, self.stopped)
