@@ -145,12 +145,14 @@ def _refuse_what_podman_passes_over(
     arguments: argparse.Namespace, options: ContainerOptions
 ) -> None:
     """Raise UsageError for what Podman's Docker-compatible socket takes no notice of (4.3)."""
-    if options.gpus:
+    asked = container_options.host_config(options)
+    if "DeviceRequests" in asked:
         raise UsageError(
-            "--gpus: Podman takes no notice of it over its socket; name the devices instead, "
-            "--device nvidia.com/gpu=all where their CDI file is there"
+            f"{'--gpus' if options.gpus else '--device'}: Podman takes no notice of requests for "
+            "GPUs over its socket; where NVIDIA's OCI hook is installed, "
+            "--env NVIDIA_VISIBLE_DEVICES=all asks it for them"
         )
-    targets = [mount["Target"] for mount in container_options.host_config(options)["Mounts"]]
+    targets = [mount["Target"] for mount in asked["Mounts"]]
     for pattern in arguments.evidence_file:
         if any(Path(pattern).is_relative_to(target) for target in targets):
             raise UsageError(

@@ -76,7 +76,8 @@ def _containers(service: services.Daemon) -> object:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--gpus", "all"], "--gpus: Podman takes no notice of it"),
+        (["--gpus", "all"], "--gpus: Podman takes no notice of requests"),
+        (["--device", "nvidia.com/gpu=all"], "--device: Podman takes no notice of requests"),
         (
             ["--mount", "type=bind,src=/tmp,dst=/out", "--evidence-file", "/out/*.bin"],
             "lies below a mount, and Podman copies nothing from there",
