@@ -413,7 +413,7 @@ def _parser() -> argparse.ArgumentParser:
     _probe_options(plan)
     resume = _command(commands, "resume", _resume, "go on with a bisection that was stopped")
     resume.add_argument("name", metavar="NAME")
-    _jobs_option(resume)
+    _jobs_option(resume, "as it was begun")
     _depth_option(resume, None)
     status = _command(commands, "status", _status, "what is known, and what is left")
     status.add_argument("name", metavar="NAME", nargs="?")
@@ -515,12 +515,12 @@ def _depth_option(group: Any, default: str | None) -> None:
     )
 
 
-def _jobs_option(group: Any) -> None:
+def _jobs_option(group: Any, default: str = "1") -> None:
     group.add_argument(
         "--jobs",
         metavar="K",
         type=int,
-        help="probes at once, where the machine has room for them; default: 1",
+        help=f"probes at once, where the machine has room for them; default: {default}",
     )
 
 

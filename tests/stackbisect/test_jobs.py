@@ -147,13 +147,14 @@ def test_every_transition_is_found_where_that_is_asked_for(tmp_path: Path) -> No
 
 def test_without_a_good_end_it_is_found_going_back_from_the_bad_one(tmp_path: Path) -> None:
     draw = drawn()
-    change = draw.randrange(1, 200)
+    change = draw.randrange(150, 200)
     kinds = "g" * change + "b" * (200 - change)
     folder = tmp_path / "b"
     runtime = Invented(kinds)
     assert where(go(begin(folder, kinds, no_good_end=True), runtime)) == (change - 1, change)
     distance = 200 - change
     assert len(runtime.tried) <= 2 + 2 * distance.bit_length() + 4
+    assert min(runtime.tried) >= 199 - 64  # nothing far from the bad end was tried
     value = report.outcome(journal.read(folder), "b", go(journal.resume(folder), runtime), None)
     assert (value["last_good"], value["first_bad"]) == (f"v{change - 1}", f"v{change}")
     assert state.state(folder)["between"] == [f"v{change - 1}", f"v{change}"]
