@@ -70,6 +70,9 @@ def test_without_a_good_end_all_older_tags_are_candidates(
     found = find(fake, None, "3")
     assert labels(found) == ["1", "2", "3"]
     assert excluded(found) == {"latest": "no version in its name"}
+    assert found.notes == (
+        "no good end was given: good means no more than other bits than those of 3",
+    )
     assert labels(find(fake, None, "1", order="created")) == ["2", "10", "latest", "1"]
     (tmp_path / "list").write_text("10\n3\n2\n1\n")
     assert labels(find(fake, None, "2", listed=tags.read_list(tmp_path / "list"))) == [

@@ -52,7 +52,8 @@ def cut(ordered: Sequence[str], good: str | None, bad: str) -> tuple[list[str], 
     a good end it begins with the oldest.
     """
     if good is None:
-        return list(ordered[: ordered.index(bad) + 1]), ()
+        note = f"no good end was given: good means no more than other bits than those of {bad}"
+        return list(ordered[: ordered.index(bad) + 1]), (note,)
     first, last = ordered.index(good), ordered.index(bad)
     if first <= last:
         return list(ordered[first : last + 1]), ()
