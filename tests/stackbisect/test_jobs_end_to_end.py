@@ -119,6 +119,7 @@ def histories(draw: random.Random) -> list[tuple[str, Mapping[str, Any]]]:
     ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("case", range(4), ids=["one change", "S5", "S3", "S6"])
 def test_killed_at_random_moments_it_gives_the_same_answer(
     program: Local, draw: random.Random, case: int
