@@ -36,11 +36,13 @@ class Sessions:
     """Makes the sessions of a bisection in `folder`.
 
     `hidden_pythonpath` is the PYTHONPATH the command would have had; `taps` are compiled taps.
+    `trace` is what is traced (pinner/inside/evidence/trace/settings.py); None where nothing is.
     """
 
     folder: Path
     hidden_pythonpath: str | None = None
     taps: Sequence[Mapping[str, Any]] = field(default=())
+    trace: Mapping[str, Any] | None = None
 
     def create(self, place: Path, candidate: Candidate, run: str) -> Session:
         """Make the session folder `place` for a probe. Raises InfrastructureError."""
@@ -52,6 +54,7 @@ class Sessions:
             taps=tuple(self.taps),
             hidden_pythonpath=self.hidden_pythonpath,
             allow=() if asked is None else _ANY_STACK,
+            trace=self.trace,
         )
         try:
             if asked is None:

@@ -62,7 +62,7 @@ class Session:
         self.cublaslt: str = fields.get("cublaslt", "auto")
         self.replay: bool = fields.get("replay", False)
         self.run: str = fields.get("run", "")
-        self.trace: Optional[Dict[str, Any]] = fields.get("trace")
+        self.trace = _placed(folder, fields.get("trace"))
         self.hidden_pythonpath: Optional[str] = fields.get("hidden_pythonpath")
         self.created: str = fields.get("created", "")
 
@@ -96,6 +96,16 @@ def activate(environ: Mapping[str, str]) -> Optional[Session]:
         return None
     _current = read(folder, environ.get("PINNER_MODE"))
     return _current
+
+
+def _placed(folder: str, trace: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """The trace with an absolute folder.
+
+    A relative one is the session's: where that lies is only known where the process runs.
+    """
+    if trace is None:
+        return None
+    return dict(trace, folder=os.path.join(folder, trace["folder"]))
 
 
 def read(folder: str, mode: Optional[str]) -> Session:
