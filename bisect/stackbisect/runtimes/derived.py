@@ -35,6 +35,7 @@ from stackbisect.runtimes.container_loaded import Expected, Library
 from stackbisect.runtimes.docker_engine import (
     BISECTION_LABEL,
     DERIVED_LABEL,
+    START_LABEL,
     Engine,
     Image,
     Stopped,
@@ -154,6 +155,7 @@ class DerivedImages:
             yield Stack(
                 reference=reference,
                 image=replace(image, env=tuple(env)),
+                built=bool(recipe.of_files),
                 set={name: value for name, value in values.items() if value is not None},
                 unset=tuple(name for name, value in values.items() if value is None),
             )
@@ -189,7 +191,9 @@ class DerivedImages:
             return 0 if whole is None else max(whole.size - base.size, 0)
 
         with self.images.use_built(engine, reference, build) as image:
-            yield reference, image
+            start = json.loads((engine.config(reference).get("Labels") or {})[START_LABEL])
+            entrypoint = tuple(start.pop("entrypoint"))
+            yield reference, replace(image, entrypoint=entrypoint, **start)
 
     def reference(self, recipe: Recipe) -> str:
         """The name of an image: a digest of all that it is made of."""
@@ -303,7 +307,7 @@ class _Build:
         """Build the image, or raise Untestable, InfrastructureError, Stopped."""
         self._files = self.owner.images.owned(self.engine, self.recipe.base, self.stopped)
         reference = str(self.recipe.base.details["reference"])
-        container = self._create(reference, online=self._installs())
+        container = self._create(reference, online=self._installs(), labels=self._labels())
         try:
             for number, step in enumerate(self.recipe.of_files):
                 if number:
@@ -461,7 +465,21 @@ class _Build:
 
     # -- the container -----------------------------------------------------------------------------
 
-    def _create(self, reference: str, *, online: bool = False) -> str:
+    def _labels(self) -> dict[str, str]:
+        """The labels of the image to be: those of its container."""
+        start = {
+            "entrypoint": list(self.base.entrypoint),
+            "user": self.base.user,
+            "workdir": self.base.workdir,
+        }
+        return {
+            DERIVED_LABEL: self.reference.rpartition(":")[2],
+            START_LABEL: json.dumps(start, sort_keys=True),
+        }
+
+    def _create(
+        self, reference: str, *, online: bool = False, labels: Mapping[str, str] | None = None
+    ) -> str:
         if self.stopped():
             raise Stopped
         name = f"stackbisect-{secrets.token_hex(8)}"
@@ -471,7 +489,7 @@ class _Build:
             "Entrypoint": [""],
             "Cmd": [_SHELL, f"{FOLDER}/step"],
             "WorkingDir": "/",
-            "Labels": self.owner.setup.labels(),
+            "Labels": {**self.owner.setup.labels(), **(labels or {})},
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
                 "NetworkMode": network,
@@ -585,11 +603,8 @@ class _Build:
         kept = {name: config[name] for name in _KEPT if config.get(name)}
         if not kept.get("Entrypoint") and not kept.get("Cmd"):
             kept["Cmd"] = [_SHELL]  # else it would be the build's
-        kept["Labels"] = {
-            **(config.get("Labels") or {}),
-            BISECTION_LABEL: self.owner.setup.bisection,
-            DERIVED_LABEL: self.reference.rpartition(":")[2],
-        }
+        own = {BISECTION_LABEL: self.owner.setup.bisection, **self._labels()}
+        kept["Labels"] = {**(config.get("Labels") or {}), **own}
         repository, _, tag = self.reference.rpartition(":")
         self.engine.commit(container, repository, tag, kept)
 

@@ -29,6 +29,9 @@ PROBE_LABEL = "stackbisect.probe"
 DERIVED_LABEL = "stackbisect.derived"
 """On every image that was built here; nothing else is ever removed as one."""
 
+START_LABEL = "stackbisect.start"
+"""On such an image, how its base starts: entrypoint, user and working folder, as JSON."""
+
 ANSWER_LIMIT = 300.0
 """Seconds without a byte from the daemon after which it counts as gone (slow disks are slow)."""
 

@@ -97,11 +97,13 @@ class Setup:
 class Stack:
     """What a probe runs in: an image, and variables set and unset on top of its own.
 
-    `image` has the environment with these changes made.
+    `image` has the environment with these changes made. `built`: the image was made here, and how
+    it starts is said to the daemon: not every one (Podman 4.3) keeps the config that was asked for.
     """
 
     reference: str
     image: Image
+    built: bool = False
     set: Mapping[str, str] = field(default_factory=dict, repr=False)
     unset: tuple[str, ...] = ()
 
@@ -217,6 +219,10 @@ class Probe:
                 "LogConfig": {"Type": "json-file", "Config": {}},  # the one that can be read back
             },
         }
+        if self.stack.built:
+            settings["Entrypoint"] = list(self.image.entrypoint) or [""]
+            settings["WorkingDir"] = self.image.workdir
+            settings["User"] = self.image.user
         if options.user:
             settings["User"] = options.user
         if options.entrypoint is not None:
