@@ -15,7 +15,7 @@ from stackbisect import asked_components, asked_here, asked_slurm
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header
 from stackbisect.probe import ContainerOptions, EvidenceOptions
-from stackbisect.runtimes import base_python, choose, container_options
+from stackbisect.runtimes import base_python, choose, container_options, slurm_containers
 from stackbisect.spaces import window
 
 Tell = Callable[[int, int], None]
@@ -73,10 +73,6 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         }
         base_python.refuse_credentials([*setup["with"], *setup["index_args"]])
         return setup
-    if slurm:
-        raise UsageError(
-            "--runtime slurm: expected --package, --git or --candidates, found --image"
-        )
     _need(
         arguments,
         "docker",
@@ -89,6 +85,8 @@ def setup(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     container_options.host_config(options)
     container_options.environment(options, environ)
     _refuse_shared_evidence(arguments, options)
+    if slurm:
+        slurm_containers.check(options, arguments.evidence_file)
     podman = arguments.runtime == "podman"
     if podman:
         _refuse_what_podman_passes_over(arguments, options)

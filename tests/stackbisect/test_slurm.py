@@ -27,6 +27,7 @@ from stackbisect.runtimes.slurm_batch import Batch
 from stackbisect.runtimes.slurm_commands import Commands
 from stackbisect.runtimes.slurm_states import LATE_S, State, Wrote, read
 from tests import lanes
+from tests.fakes import registry as fakes
 from tests.stackbisect import wheels
 from tests.stackbisect.program import Program
 from tests.stackbisect.services import Slurm
@@ -462,6 +463,96 @@ def test_clean_cancels_what_a_killed_program_left(lab: Lab, search: Search) -> N
     assert search("clean", search.name).code == 0
     assert not lab.under_way(search.name)
     assert not search.journal()
+
+
+# -- images, where pyxis is ------------------------------------------------------------------------
+
+# Stands for srun with pyxis: says so, writes down pyxis' options, and is srun for the rest. What
+# runs is no container; the image's name stands for what would be in it.
+SRUN = """#!/bin/sh
+case " $* " in *" --help "*)
+    echo "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"; exec {srun} --help;;
+esac
+count=$#
+while [ "$count" -gt 0 ]; do
+    case "$1" in
+        --container-image=*) export STAND_IN="${{1#--container-image=}}"; echo "$1" >>{record};;
+        --container-*) echo "$1" >>{record};;
+        *) set -- "$@" "$1";;
+    esac
+    shift
+    count=$((count - 1))
+done
+exec {srun} "$@"
+"""
+
+
+@pytest.fixture(name="fake")
+def _fake() -> Iterator[fakes.FakeRegistry]:
+    with fakes.serve() as fake:
+        yield fake
+
+
+def _architecture() -> str:
+    """This machine's, as images name it."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+
+
+def test_images_are_started_by_srun_with_pyxis_options(lab: Lab, fake: fakes.FakeRegistry) -> None:
+    for number in range(4):
+        env = {"PYTHONPATH": "/of/image", "NUMBER": str(number)}
+        fake.content.image(f"1.{number}", env, architecture=_architecture())
+    programs, record = lab.folder / "programs", lab.folder / "record"
+    programs.mkdir()
+    srun = lanes.require_command("srun", "slurm-client")
+    (programs / "srun").write_text(SRUN.format(srun=srun, record=record))
+    (programs / "srun").chmod(0o755)
+    environ = {**lab.slurm.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    name = f"s{random.SystemRandom().randrange(2**32):08x}"
+    ended = Program(lab.folder, environ)(
+        *("run", "--json", "--name", name, "--runtime", "slurm", "--jobs", "2"),
+        *("--image", fake.reference, "--good", "1.0", "--bad", "1.3", "--depth", "search"),
+        *("--sbatch-args", "--ntasks=2", "--env", "GIVEN=1", "--evidence-stdout", "loss (.*)"),
+        *("--mount", f"type=bind,src={lab.folder},dst=/data,ro", "--", "sh", "-c"),
+        'case $STAND_IN in *:1.[01]) echo "loss 1 $GIVEN";; *) echo loss 2;; esac',
+    )
+    assert ended.code == 0, ended.err
+    assert (ended.report["last_good"], ended.report["first_bad"]) == ("1.1", "1.2")
+    probe = Program(lab.folder).probes()[0]
+    (log,) = lab.folder.glob(f".stackbisect/{name}/{probe['result']['log']}")
+    assert log.read_text() == "loss 1 1\n" * 2  # two tasks
+    host, path = fake.reference.split("/", 1)
+    said = [line.partition("=")[::2] for line in record.read_text().splitlines()]
+    assert ("--container-image", f"{host}#{path}:1.0") in said
+    mounts = next(value.split(",") for option, value in said if option == "--container-mounts")
+    assert f"{log.parent}:{log.parent}" in [m for _, v in said for m in v.split(",")]
+    assert f"{lab.folder}:/data:ro" in mounts
+    named = next(value.split(",") for option, value in said if option == "--container-env")
+    assert {"GIVEN", "PINNER_SESSION", "PYTHONPATH", "TRITON_CACHE_DIR"} <= {*named}
+    script = (log.parent / "slurm-log" / "script").read_text()
+    assert re.search(r"^export PYTHONPATH=\S*/inject:/of/image$", script, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "needs pyxis, and `srun --help` shows no --container-image"),
+        (["--gpus", "all"], "--gpus has no counterpart in pyxis"),
+        (["--evidence-file", "/out/x"], "expected a path below a --mount"),
+        (["--mount", "type=tmpfs,dst=/x"], "pyxis mounts folders of the host only"),
+    ],
+)
+def test_what_images_in_jobs_cannot_have_is_said(
+    lab: Lab, fake: fakes.FakeRegistry, options: list[str], words: str
+) -> None:
+    for number in range(2):
+        fake.content.image(f"1.{number}", {"NUMBER": str(number)}, architecture=_architecture())
+    ended = Program(lab.folder, lab.slurm.environ)(
+        *("run", "--runtime", "slurm", "--image", fake.reference),
+        *("--good", "1.0", "--bad", "1.1", *options, "--", "true"),
+    )
+    assert ended.code == 64
+    assert words in ended.err
 
 
 # -- what Slurm says, and what it means ------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stackbisect import asked_components
 from stackbisect.errors import UsageError
@@ -13,6 +13,9 @@ from stackbisect.probe import ContainerOptions, Runtime
 from stackbisect.runtimes import container_options, pull_progress
 from stackbisect.runtimes.base_python import Base, find_base
 from stackbisect.runtimes.machine import Machine
+
+if TYPE_CHECKING:
+    from stackbisect.runtimes.slurm_commands import Commands
 
 ENVIRONMENTS = "envs"
 PROBES = "probes"
@@ -130,9 +133,28 @@ def _slurm(setup: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -
     commands.check()
     arguments = setup["slurm"]["arguments"]
     batch = Batch(commands, f"stackbisect.{_label(folder)}", folder / PROBES, arguments, environ)
+    if setup["runtime"] == "docker":
+        return SlurmRuntime(
+            _pyxis(setup, environ, commands, batch), commands, batch, arguments, lasting=False
+        )
     inner = _WITHOUT_CONTAINER[setup["runtime"]](setup, folder, environ, batch)
     # A checkout is removed when a program that was killed is taken up again.
     return SlurmRuntime(inner, commands, batch, arguments, lasting=setup["runtime"] != "git")
+
+
+def _pyxis(
+    setup: Mapping[str, Any], environ: Mapping[str, str], commands: Commands, machine: Machine
+) -> Cleanable:
+    from stackbisect.runtimes.slurm_containers import ContainerRuntime
+
+    if not commands.containers():
+        raise UsageError(
+            "--image with --runtime slurm needs pyxis, and `srun --help` shows no "
+            "--container-image; --package, --git and --candidates need none"
+        )
+    options = container_options_of(setup)
+    bare = frozenset(text for text in options.env if "=" not in text)
+    return ContainerRuntime(options, machine, environ, secret=bare)
 
 
 def _docker(
