@@ -251,6 +251,8 @@ def sentence(found: Mapping[str, Any]) -> str:
             "interrupted": "interrupted",
         }.get(status, "not finished")
     where = f"between {found['last_good']} and {found['first_bad']}"
+    if undecided(found):
+        return f"not decided; if the bits change, then most probably {where}"
     if found["range"]:
         where += " (candidates between them cannot be tested)"
     culprits, commit = found["culprits"], found.get("commit")
@@ -265,7 +267,17 @@ def sentence(found: Mapping[str, Any]) -> str:
         return f"{_commit_name(commit)} changes the bits"
     if not culprits:
         return f"the bits change {where}"
-    return f"{_changes(culprits)} the bits {where}"
+    whole = f"{_changes(culprits)} the bits"
+    values = [(each["good"], each["bad"]) for each in culprits[0]["components"]]
+    if values == [(found["last_good"], found["first_bad"])]:  # a search over its versions
+        return whole
+    return f"{whole} {where}"
+
+
+def undecided(found: Mapping[str, Any]) -> bool:
+    """Whether noise was too much for the probes that could be made."""
+    noise = found.get("noise")
+    return noise is not None and not noise["decided"]
 
 
 def _changes(culprits: Sequence[Mapping[str, Any]]) -> str:

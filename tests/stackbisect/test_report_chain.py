@@ -319,6 +319,15 @@ def test_a_selection_is_the_answer_with_the_lock_to_keep() -> None:
     )
 
 
+def test_the_two_sides_are_not_said_twice_where_they_are_the_culprits_versions() -> None:
+    parts = [{"kind": "distribution", "name": "numpy", "good": "2.1.3", "bad": "2.2.0"}]
+    culprit: Mapping[str, Any] = {"components": parts, "given": [], "versions": None}
+    found = {"status": "found", "last_good": "2.1.3", "first_bad": "2.2.0", "range": None}
+    assert report_chain.sentence({**found, "culprits": [culprit]}) == (
+        "numpy 2.1.3 → 2.2.0 changes the bits"
+    )
+
+
 @pytest.mark.parametrize(
     ("setup", "stages"),
     [
