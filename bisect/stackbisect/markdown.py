@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stackbisect import report_text, wording
+from stackbisect import report_chain, report_text, wording
 from stackbisect.spaces.components import Component
 
 _SHOWN_DIFFERENCES = 20
@@ -25,7 +25,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["last_good"] is not None:
         yield f"- last good: {_code(found['last_good'])}"
         yield f"- first bad: {_code(found['first_bad'])}"
-        if found["range"]:
+        if found["range"] and not report_chain.undecided(found):
             inner = ", ".join(_code(label) for label in found["range"][1:-1])
             yield f"- between them, cannot be tested: {inner}"
         if found.get("first_difference"):

@@ -203,10 +203,11 @@ def hosts(record: Record) -> list[dict[str, Any]]:
 def _notes(record: Record, machines: Sequence[Mapping[str, Any]]) -> list[str]:
     inner = _components(record)
     found = list(record.conclusions.get(choices.NAME, {}).get("notes", ()))
-    found += [f"not a component: {note}" for note in inner.get("notes", ())]
+    found += inner.get("notes", ())
     if inner.get("companions"):
         names = [wording.name(Component.from_json(each)) for each in inner["companions"]]
-        found.append(f"swapped with the culprits so that the rest could be tested: {names}")
+        shown = wording.listed(names)
+        found.append(f"swapped with the culprits so that the rest could be tested: {shown}")
     if inner.get("status") == "found" and inner["whole"] is None:
         found.append("the culprits alone could not be tried together in the good stack")
     for stage, result in record.conclusions.items():

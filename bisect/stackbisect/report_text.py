@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stackbisect import wording
+from stackbisect import report_chain, wording
 
 _KINDS = {
     "distributions": "Python distributions",
@@ -35,7 +35,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  first bad  {found['first_bad']}"
     if found.get("first_difference"):
         yield f"  their bits first differ in {found['first_difference']}"
-    if found["range"]:
+    if found["range"] and not report_chain.undecided(found):
         yield f"  between them nothing can be tested: {', '.join(found['range'][1:-1])}"
     yield from _kept_lines(found)
     yield from _chain_lines(found["chain"])
@@ -124,6 +124,8 @@ def _noise_lines(noise: Mapping[str, Any] | None) -> Iterator[str]:
     yield "where the change is"
     ranked = sorted(noise["posterior"].items(), key=lambda item: -item[1])
     yield from (f"  {label}: {mass:.1%}" for label, mass in ranked[:5])
+    if noise["none"] >= 0.0005:
+        yield f"  nowhere: {noise['none']:.1%}"
 
 
 def _verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -18,6 +18,7 @@ import pytest
 from pinner.lockfile.codec import read_lock_with_digest, write_lock
 from stackbisect import bisection, journal, progress, report, report_text, state
 from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult
+from stackbisect.search import noisy
 from stackbisect.search.probing import Found
 from stackbisect.sessions import Sessions
 from stackbisect.spaces.components import derived, lock
@@ -187,6 +188,28 @@ def test_noisy_probes_are_answered_with_a_probability(tmp_path: Path, jobs: int)
     tried = sum(each["good"] + each["bad"] for each in noise["counts"].values())
     assert tried == len(record.probes)
     assert f"{value['first_bad']}" in report_text.text(value)
+
+
+def test_what_noise_does_not_let_decide_is_a_range_with_its_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coins on both sides, and few probes: no change is claimed, and no absence of one."""
+    monkeypatch.setattr(noisy, "DEFAULT", noisy.Noise(budget=30))
+
+    class Coins(Invented):
+        def run(self, candidate: Candidate, job: Job) -> ProbeResult:
+            return probe("gb"[coin.randrange(2)], 1)
+
+    for seed in range(5):
+        coin, folder = random.Random(seed), tmp_path / str(seed)
+        step = go(begin(folder, "g" * 8 + "b" * 8, noisy=True), Coins("g" * 8 + "b" * 8))
+        value = report.outcome(journal.read(folder), "b", step, None)
+        assert (value["status"], value["exit_code"]) == ("range", 2)
+        assert not value["noise"]["decided"]
+        text = report_text.text(value)
+        assert "30 probes did not tell the place" in text
+        assert "not decided" in text
+        assert "cannot be tested" not in text
 
 
 def test_without_noisy_a_candidate_that_differs_from_itself_is_unstable(tmp_path: Path) -> None:

@@ -153,6 +153,16 @@ def test_a_spent_budget_is_not_decided_and_says_what_is_known() -> None:
     assert step.last_good < step.first_bad
 
 
+def test_no_change_is_not_said_where_that_is_only_a_little_more_probable() -> None:
+    """Coins on both sides: 12 probes cannot tell, whatever is ahead."""
+    for seed in range(20):
+        step, _ = search("?" * 16, drawn(seed), Noise(budget=12))
+        assert isinstance(step, Estimate | EndsFailure)
+        if isinstance(step, Estimate) and step.none > max(step.posterior):
+            return
+    raise AssertionError("no seed had no change ahead")
+
+
 def test_no_change_is_said_where_both_ends_go_on_to_agree() -> None:
     step, _ = search("g" * 6, drawn(), Noise(budget=200))
     assert isinstance(step, Same)

@@ -169,7 +169,8 @@ def _unsure(counts: Sequence[Counts], left: int, right: int, noise: Noise) -> li
 
 
 def _same(found: Estimate) -> Same | None:
-    if found.none <= max(found.posterior):
+    """No change, where that is more probable than a change anywhere."""
+    if found.none <= 0.5:
         return None
     return Same(f"no change is what is most probable ({100 * found.none:.0f} %)")
 

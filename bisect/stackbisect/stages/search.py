@@ -85,6 +85,7 @@ class Search:
         return {
             "status": "found" if outcome.decided and not between else "range",
             **self._pair(outcome.last_good, outcome.first_bad),
+            "reason": "" if outcome.decided else self._undecided(record, outcome),
             "noise": self._noise(outcome),
         }
 
@@ -158,6 +159,12 @@ class Search:
             "last_good": self.candidates[last_good].label,
             "first_bad": self.candidates[first_bad].label,
         }
+
+    def _undecided(self, record: Record, outcome: noisy.Estimate) -> str:
+        return (
+            f"{self._spent(record)} probes did not tell the place: a change in this range has a "
+            f"probability of {outcome.confidence:.0%}, no change one of {outcome.none:.0%}"
+        )
 
     def _noise(self, outcome: noisy.Estimate) -> dict[str, Any]:
         """The posterior and the counts behind it, by label; candidates never tried are left out."""
