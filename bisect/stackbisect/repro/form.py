@@ -5,6 +5,11 @@ NAME/repro.py      standalone; prints one line `digest NAME sha256:…` for each
 NAME/repro.toml    what, where, and what is printed in which stack (`Form`)
 NAME/README.md     the same in words
 ```
+repro.py imports nothing but the standard library and what it is about. Run as a program it prints
+its digests (SHA-256 over dtype, shape and the bytes in C order) and ends with 0. What `extract`
+writes has a function `outputs()` too, which returns the tensors or arrays behind them by name, and
+does nothing else when it is imported: that is how the differing elements are found.
+
 `stackbisect extract` writes such folders, `repros/` holds them. An unknown field, a wrong type or a
 newer version is an error that names the field.
 """
@@ -36,7 +41,7 @@ DIRECTIONS = ("", "forward", "backward")
 _T = TypeVar("_T")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PRINTED = re.compile(r"digest (\S+) (sha256:[0-9a-f]{64})")
-_HEX = re.compile(r"0x[0-9a-f]+")
+_HEX = re.compile(r"0x[0-9a-f]+(,0x[0-9a-f]+)?")  # complex: two
 
 
 class FormError(UsageError):

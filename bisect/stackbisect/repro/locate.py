@@ -39,7 +39,7 @@ class Site:
     kind: "op", "kernel" or "module". name: of the operation, the kernel or the module's class. nth:
     how often this label was seen in this step before. module: its scope. phase: "f" forward, "b"
     backward, "r" recomputed forward, "o" optimizer. rank: None where the process had none.
-    text: where the traces part, in words.
+    text: where the traces part, in words. random: the state of the generator is an input of it.
     """
 
     kind: str
@@ -51,6 +51,7 @@ class Site:
     rank: int | None
     level: str
     text: str
+    random: bool = False
 
     @property
     def direction(self) -> str:
@@ -67,6 +68,7 @@ class Site:
             "phase": self.phase,
             "step": self.step,
             "rank": self.rank,
+            "random": self.random,
         }
 
 
@@ -104,7 +106,7 @@ def locate(
     return found
 
 
-_FINAL = (UNSTABLE, RANKS, FAILED)
+_FINAL = (UNSTABLE, RANKS, FAILED, HISTORY)
 
 
 @dataclass
@@ -192,14 +194,14 @@ def site(report: Report, level: str, *, modules: bool) -> Site | NoSite:
             f"what arrived from other ranks differs first ({first}): it takes several ranks to "
             "show it, and one call is no repro",
         )
-    if kind in (trace_reading.STATE, trace_reading.RANDOM):
+    if kind == trace_reading.STATE:
         return NoSite(
             HISTORY,
-            f"what is drawn at random differs first ({first}): it depends on what was drawn "
-            "before, not on the inputs of one call",
+            f"the state of a random number generator differs first ({first}): it depends on all "
+            "that was drawn before, not on the inputs of one call",
         )
-    if kind == trace_reading.ORIGIN and event.kind in _CALLS:
-        return _site(event, head.rank, level, first)
+    if kind in (trace_reading.ORIGIN, trace_reading.RANDOM) and event.kind in _CALLS:
+        return _site(event, head.rank, level, first, random=kind == trace_reading.RANDOM)
     if modules:
         found = _module(report, first)
         if found is not None:
@@ -247,7 +249,7 @@ def _modules(finding: RankFinding) -> Iterator[tuple[Event, int | None]]:
             return
 
 
-def _site(event: Event, rank: int | None, level: str, text: str) -> Site:
+def _site(event: Event, rank: int | None, level: str, text: str, *, random: bool = False) -> Site:
     return Site(
         kind=event.kind,
         name=event.name,
@@ -258,4 +260,5 @@ def _site(event: Event, rank: int | None, level: str, text: str) -> Site:
         rank=rank,
         level=level,
         text=text,
+        random=random,
     )
