@@ -11,11 +11,13 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stackbisect.runtimes.docker_engine import DERIVED_LABEL
 from tests import lanes
 from tests.stackbisect import images, services
 
@@ -88,6 +90,11 @@ def new_repository(registry: services.RegistryService) -> Iterator[RepositoryFac
     _remove_images(made)
 
 
+def _is_one_of(image: Mapping[str, Any], repositories: list[str]) -> bool:
+    references = [*(image["RepoDigests"] or ()), *(image["RepoTags"] or ())]
+    return any(f"/{name}" in reference for name in repositories for reference in references)
+
+
 def _remove_images(repositories: list[str]) -> None:
     import docker
     import docker.errors
@@ -96,6 +103,11 @@ def _remove_images(repositories: list[str]) -> None:
         api = docker.from_env().api
     except docker.errors.DockerException:  # gone, and its images with it: another session's daemon
         return
+    made = [image["Id"] for image in api.images() if _is_one_of(image, repositories)]
+    for image in api.images(filters={"label": DERIVED_LABEL}):
+        with contextlib.suppress(docker.errors.APIError):
+            if api.inspect_image(image["Id"])["Parent"] in made:
+                api.remove_image(image["Id"], force=True)
     for image in api.images():
         for reference in [*(image["RepoDigests"] or ()), *(image["RepoTags"] or ())]:
             if any(f"/{name}" in reference for name in repositories):

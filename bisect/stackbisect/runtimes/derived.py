@@ -232,7 +232,7 @@ class DerivedImages:
         if not components:
             return
         donor = Candidate.from_json(step["donor"])
-        pair = self.pair(engine, donor, base, stopped)
+        pair = self.images.pair(engine, donor, base, stopped)
         seen = {pair.good.files.target(path) for path in self.images.loaded(donor) or ()}
         for component in components:
             what = f"{component.name} {component.good}" if component.good else "no other copy"
@@ -268,13 +268,6 @@ class DerivedImages:
         with self.images.use(engine, candidate, stopped) as image:
             asked = _Build(self, engine, Recipe(candidate), image, "", stopped, None)
             return asked.ask(script, limit)
-
-    def pair(
-        self, engine: Engine, good: Candidate, bad: Candidate, stopped: Callable[[], bool]
-    ) -> Pair:
-        """Two images' files and owners."""
-        found = [self.images.owned(engine, each, stopped) for each in (good, bad)]
-        return Pair(found[0], found[1])
 
 
 def _marks(owned: Owned, paths: Iterable[str]) -> frozenset[str]:
@@ -359,9 +352,8 @@ class _Build:
     def _graft(self, container: str, donor: Candidate, components: Sequence[Component]) -> None:
         if not components:
             return
-        assert self._files is not None
-        theirs = self.owner.images.owned(self.engine, donor, self.stopped)
-        plan = graft.plan(Pair(theirs, self._files), components)
+        pair = self._pair(donor)
+        theirs, plan = pair.good, graft.plan(pair, components)
         if plan.empty:
             return
         script = graft.removal(plan)
@@ -387,6 +379,16 @@ class _Build:
         if script:
             self._carry_out(container, step)
 
+    def _pair(self, donor: Candidate) -> Pair:
+        """The donor, and what the container holds by now."""
+        pair = self.owner.images.pair(self.engine, donor, self.recipe.base, self.stopped)
+        return pair if self._files is pair.bad else Pair(pair.good, self._now)
+
+    @property
+    def _now(self) -> Owned:
+        assert self._files is not None
+        return self._files
+
     def _pieces(self, source: str, plan: Graft, theirs: Owned, size: int) -> Iterator[Piece]:
         yield from graft.folders(plan, theirs.files)
         copier = Copier(plan)
@@ -410,16 +412,14 @@ class _Build:
             yield from copier.pieces(stream, posixpath.dirname(path))
 
     def _ldconfig(self) -> str:
-        assert self._files is not None
-        entries = self._files.files
+        entries = self._now.files
         there = [path for path in _LDCONFIG if entries.target(path) in entries.entries]
         return f"/{there[0]}\n" if there else ""
 
     def _install(self, container: str, kind: Any, name: str, version: str) -> None:
         step = installing.step(kind, name, version, self.owner.swapping)
         by_pip = kind == "distribution" and not step.files
-        assert self._files is not None
-        if by_pip and "pip" not in {*self._files.distributions, *self._files.by_package}:
+        if by_pip and "pip" not in {*self._now.distributions, *self._now.by_package}:
             self._install_wheel(container, name, version)
             return
         try:
@@ -431,12 +431,11 @@ class _Build:
 
     def _install_wheel(self, container: str, name: str, version: str) -> None:
         """Have this machine's pip fetch the wheel, and put its files into the container."""
-        assert self._files is not None
-        target = self.owner.target(self.engine, self._files)
+        target = self.owner.target(self.engine, self._now)
         with tempfile.TemporaryDirectory(prefix="stackbisect-wheel-") as folder:
             wheel = self._download(name, version, target, Path(folder))
             try:
-                plan = wheel_graft.plan(self._files, name, wheel)
+                plan = wheel_graft.plan(self._now, name, wheel)
             except wheel_graft.WheelError as error:
                 raise Untestable(str(error)) from error
             self.engine.put(container, "/", self._watched(graft.tar(plan.pieces())))
@@ -579,8 +578,7 @@ class _Build:
         return Untestable(f"{step.what} failed with code {code}: {end}")
 
     def _check_shell(self) -> None:
-        assert self._files is not None
-        files = self._files.files
+        files = self._now.files
         if files.target(_SHELL) not in files.entries:
             raise Untestable(f"expected {_SHELL} in the image, to remove files there; found none")
 

@@ -246,7 +246,7 @@ class DockerRuntime:
         task.holds_container = True
         with self._engine() as engine:
             self._sweep_once(engine)
-            return self._derived.pair(engine, good, bad, task.stopped)
+            return self._images.pair(engine, good, bad, task.stopped)
 
     def _difference(
         self, good: Candidate, bad: Candidate, task: _Task

@@ -21,6 +21,7 @@ from stackbisect.runtimes.docker_engine import Engine, Image, Untestable
 from stackbisect.runtimes.image_budget import Pulled
 from stackbisect.spaces import image_contents, image_files, ownership
 from stackbisect.spaces.image_files import ImageFiles
+from stackbisect.spaces.inventory import Pair
 from stackbisect.spaces.ownership import Owned
 
 PULLED = "pulled.json"
@@ -55,6 +56,7 @@ class ImageStore:
         self._pulled = {} if folder is None else image_budget.load(folder / PULLED)
         self._contents: dict[str, image_contents.Contents] = {}
         self._owned: dict[str, Owned] = {}
+        self._pairs: dict[tuple[str, str], Pair] = {}
         self._loaded: dict[str, tuple[str, ...]] = {}
         self._locks: dict[str, threading.Lock] = {}
 
@@ -123,6 +125,14 @@ class ImageStore:
                     found = ownership.read(self._files(engine, candidate, image), image.env)
                     self._owned[image.id] = found
             return found
+
+    def pair(
+        self, engine: Engine, good: Candidate, bad: Candidate, stopped: Callable[[], bool]
+    ) -> Pair:
+        """Two images' files and owners; what differs between them is found out once."""
+        found = [self.owned(engine, each, stopped) for each in (good, bad)]
+        with self._lock:
+            return self._pairs.setdefault((good.id, bad.id), Pair(found[0], found[1]))
 
     def _files(self, engine: Engine, candidate: Candidate, image: Image) -> ImageFiles:
         place = None if self._folder is None else self._folder / FILES / _name(image.id, ".json.gz")
