@@ -1,0 +1,297 @@
+"""From two stacks and a command to a folder that shows it: locate, capture, shrink, prove, write.
+
+Nothing is handed over that was not run in both stacks, several times, in fresh processes. Where a
+step cannot be made the answer says why, and no folder is written.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from stackbisect.errors import UsageError
+from stackbisect.repro import differing, form, locate, prove, words
+from stackbisect.repro.locate import NoSite, Site
+from stackbisect.repro.prove import NoProof, Proof
+from stackbisect.repro.stacks import Stack
+
+Say = Callable[[str], object]
+
+# As the other commands of stackbisect have them.
+EXTRACTED, NOT_REPRODUCED, NO_REPRO, UNTESTABLE = 0, 1, 2, 4
+_STATUS = {
+    EXTRACTED: "extracted",
+    NOT_REPRODUCED: "not reproduced",
+    NO_REPRO: "no repro",
+    UNTESTABLE: "untestable",
+}
+_EXITS = {
+    locate.EQUAL: NOT_REPRODUCED,
+    locate.UNSTABLE: UNTESTABLE,
+    locate.FAILED: UNTESTABLE,
+}
+
+
+class Case(Protocol):
+    """A captured call, whole or made smaller.
+
+    kind, operation: as repro.toml has them. needs: distributions that repro.py imports. elements:
+    of all its inputs.
+    """
+
+    @property
+    def kind(self) -> str:
+        """One of `form.KINDS`."""
+
+    @property
+    def operation(self) -> str:
+        """As its library calls it."""
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """Distributions that repro.py imports."""
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it takes one."""
+
+    @property
+    def elements(self) -> int:
+        """How many its inputs have."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """repro.py and what lies beside it."""
+
+
+@dataclass(frozen=True)
+class NoCase:
+    """The call cannot be captured, or not be made a program of its own; says why."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """What shrinking came to. steps: that succeeded, of `tries`."""
+
+    case: Case
+    steps: int
+    tries: int
+
+
+class Capture(Protocol):
+    """Captures the call of a site in a stack; `place` is a folder that is not there yet."""
+
+    def __call__(
+        self,
+        stack: Stack,
+        argv: Sequence[str],
+        site: Site,
+        place: Path,
+        *,
+        time_limit: float | None,
+    ) -> Case | NoCase:
+        """Run the command once more, and take what the call got."""
+
+
+class Shrink(Protocol):
+    """Makes a case smaller while both stacks keep to bits of their own.
+
+    `kept` is told of every case that is smaller than the one before: an interrupt loses none.
+    """
+
+    def __call__(
+        self, case: Case, good: Stack, bad: Stack, *, kept: Callable[[Smaller], None], say: Say
+    ) -> Smaller:
+        """The smallest case that was found."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `stackbisect extract` was asked for.
+
+    argv: the user's command. out: the folder to write, which must not be there. shrink: None where
+    the call is to stay as it is. culprit: what a bisection found, in words. times: how often the
+    folder is run in each stack.
+    """
+
+    argv: tuple[str, ...]
+    out: Path
+    capture: Capture
+    shrink: Shrink | None
+    culprit: str = ""
+    diagnose: tuple[str, ...] = ()
+    times: int = prove.TIMES
+    time_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. text is for people; its first line is the answer."""
+
+    exit: int
+    text: str
+    site: Site | None = None
+    form: form.Form | None = None
+    out: Path | None = None
+
+    @property
+    def status(self) -> str:
+        """One word or two, for programs."""
+        return _STATUS[self.exit]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        found = self.form
+        return {
+            "exit_code": self.exit,
+            "status": self.status,
+            "text": self.text,
+            "site": None if self.site is None else self.site.to_json(),
+            "folder": None if self.out is None else str(self.out),
+            "operation": None if found is None else found.finding.operation,
+            "digests": {each.name: dict(each.digests) for each in found.stacks} if found else {},
+        }
+
+
+def extract(good: Stack, bad: Stack, asked: Asked, say: Say) -> Outcome:
+    """Do all of it. Raises UsageError, InfrastructureError and TraceError."""
+    if asked.out.exists():
+        raise UsageError(f"{asked.out}: expected a folder that is not there yet; give another -o")
+    work = Path(tempfile.mkdtemp(prefix="stackbisect-"))
+    try:
+        return _extract(good, bad, asked, work, say)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Outcome:
+    limit = asked.time_limit
+    site = locate.locate(good, bad, asked.argv, work / "traces", say, time_limit=limit)
+    if isinstance(site, NoSite):
+        return Outcome(_EXITS.get(site.reason, NO_REPRO), site.text)
+    say(f"they part {site.text}")
+    say(f"capturing {site.name} in the {good.name} stack")
+    case = asked.capture(good, asked.argv, site, work / "capture", time_limit=limit)
+    if isinstance(case, NoCase):
+        return Outcome(NO_REPRO, f"{site.text}: {case.text}", site)
+    whole = prove.prove(case.files(), good, bad, say, times=1, time_limit=limit)
+    if isinstance(whole, NoProof):
+        return _no_repro(site, whole)
+    smaller = _shrunk(case, good, bad, asked, say)
+    content = dict(smaller.case.files())
+    proof = prove.prove(content, good, bad, say, times=asked.times, time_limit=limit)
+    if isinstance(proof, NoProof):
+        return _no_repro(site, proof)
+    tables = _tables((good, bad), proof, smaller.case, limit)
+    outputs = [differing.outputs(content, each, time_limit=limit) for each in (good, bad)]
+    made = _form(smaller, site, tables, differing.difference(*outputs), asked)
+    _write(asked.out, content, made)
+    return Outcome(EXTRACTED, words.extracted(made, asked.out), site, made, asked.out)
+
+
+def _no_repro(site: Site, why: NoProof) -> Outcome:
+    return Outcome(NO_REPRO, f"{site.text}, but the call alone is no repro: {why.text}", site)
+
+
+def _shrunk(case: Case, good: Stack, bad: Stack, asked: Asked, say: Say) -> Smaller:
+    """The smallest case; the best so far where the user has seen enough."""
+    best = [Smaller(case, 0, 0)]
+    if asked.shrink is None:
+        return best[0]
+    try:
+        return asked.shrink(case, good, bad, kept=best.append, say=say)
+    except KeyboardInterrupt:
+        say("interrupted: what was found so far is proved and kept; once more to stop")
+        return best[-1]
+
+
+def _tables(
+    stacks: tuple[Stack, Stack], proof: Proof, case: Case, limit: float | None
+) -> tuple[form.StackTable, form.StackTable]:
+    good, bad = (
+        form.StackTable(
+            name=stack.name,
+            versions=versions(stack, case.needs, time_limit=limit),
+            environment=stack.variables,
+            digests=digests,
+        )
+        for stack, digests in zip(stacks, (proof.good, proof.bad), strict=True)
+    )
+    return good, bad
+
+
+def _form(
+    smaller: Smaller,
+    site: Site,
+    tables: tuple[form.StackTable, form.StackTable],
+    difference: form.Difference | None,
+    asked: Asked,
+) -> form.Form:
+    case = smaller.case
+    shrunk = form.Shrunk(smaller.steps, smaller.tries, case.elements)
+    return form.Form(
+        finding=form.Finding(
+            title=words.title(case.operation, tables),
+            kind=case.kind,
+            operation=case.operation,
+            cause=asked.culprit or words.cause(tables),
+            direction=site.direction if case.kind in _DIRECTED else "",
+        ),
+        run=form.Run(needs=tuple(case.needs), gpu=case.gpu),
+        stacks=tables,
+        difference=difference,
+        diagnose=asked.diagnose,
+        shrink=None if asked.shrink is None else shrunk,
+    )
+
+
+_DIRECTED = ("aten", "custom", "module", "triton", "cublaslt")
+
+
+def versions(
+    stack: Stack, names: Sequence[str], *, time_limit: float | None = None
+) -> dict[str, str]:
+    """The versions of distributions in a stack, and of its Python."""
+    ran = stack.run({"v.py": _VERSIONS}, ("python", "v.py", *names), time_limit=time_limit)
+    if ran.failure:
+        return {}
+    found: dict[str, str] = json.loads(ran.stdout)
+    return found
+
+
+_VERSIONS = b"""
+import json, platform, sys
+from importlib import metadata
+
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def _write(out: Path, content: Mapping[str, bytes], made: form.Form) -> None:
+    """The whole folder or none of it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        staged.chmod(0o755)
+        for name, data in content.items():
+            place = staged / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+        form.write(staged, made)
+        (staged / form.TEXT).write_text(words.page(made), encoding="utf-8")
+        staged.rename(out)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
