@@ -116,6 +116,7 @@ def _app(end: str) -> list[tarfile.TarInfo | tuple[tarfile.TarInfo, bytes]]:
         entry("/early/twin-2", type=tarfile.LNKTYPE, linkname="opt/app/early/twin-1"),
         entry("/early/link", type=tarfile.SYMTYPE, linkname="twin-1"),
         entry("/early/it's $HOME; x", b"odd", mode=0o4755),
+        entry("/early/\udcff", b"no UTF-8", mode=0o644),
     ]
 
 
@@ -165,7 +166,7 @@ def pair(
             images.files({"entry.sh": ENTRY, **repository}, executable=["entry.sh"]),
             _layer(place / f"{end}.tar.gz", _app(end)),
         ]
-        env = {**whole.env, "KEY_TOKEN": key}
+        env = {**whole.env, "KEY_TOKEN": key, "NVIDIA_VISIBLE_DEVICES": "all"}
         env |= {"PART_GOOD": "only here"} if end == "good" else {"PART_BAD": "only here"}
         image = replace(
             whole,

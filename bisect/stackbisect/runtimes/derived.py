@@ -61,6 +61,7 @@ _EXPORTED_MEANWHILE = 32 << 20
 _OWN = FOLDER.lstrip("/")
 _SHELL = "/bin/sh"
 _LDCONFIG = ("sbin/ldconfig", "usr/sbin/ldconfig")
+_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _LAST_LINES = 12
 _KEPT = (
     *("Entrypoint", "Cmd", "Env", "User", "WorkingDir", "ExposedPorts", "Volumes", "Shell"),
@@ -393,7 +394,7 @@ class _Build:
         yield from graft.folders(plan, theirs.files)
         copier = Copier(plan)
         roots = graft.roots(theirs.files, plan.copy)
-        if len(roots) * _EXPORTED_MEANWHILE > size:
+        if len(roots) * _EXPORTED_MEANWHILE > size or not all(map(_is_text, roots)):
             yield from copier.pieces(self.engine.export(source), "")
         else:
             for root in roots:
@@ -497,6 +498,10 @@ class _Build:
         }
         if self.base.user not in ("", "0", "root"):
             settings["User"] = "0"
+        if self.base.variable(_DEVICES) is not None and not self.engine.is_podman:
+            # Else NVIDIA's runtime mounts the driver, and empty files of it stay in the image,
+            # which keeps its own value.
+            settings["Env"] = [f"{_DEVICES}=void"]
         try:
             return self.engine.create(reference, settings)
         except InfrastructureError:
@@ -605,6 +610,15 @@ class _Build:
         kept["Labels"] = {**(config.get("Labels") or {}), **own}
         repository, _, tag = self.reference.rpartition(":")
         self.engine.commit(container, repository, tag, kept)
+
+
+def _is_text(path: str) -> bool:
+    """False for a name that is not UTF-8, which no request can hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _trouble(text: str) -> str:

@@ -35,6 +35,9 @@ START_LABEL = "stackbisect.start"
 ANSWER_LIMIT = 300.0
 """Seconds without a byte from the daemon after which it counts as gone (slow disks are slow)."""
 
+COMMIT_LIMIT = 3600.0
+"""The same while it makes an image of a container."""
+
 _PULL_TRIES = 4
 _PULL_PAUSE = 5.0
 
@@ -147,6 +150,13 @@ class Engine:
         """Return what the daemon says about itself and its host."""
         with _daemon(self.address):
             return {**self._api.info(), "ApiVersion": self._api.api_version}
+
+    @property
+    def is_podman(self) -> bool:
+        """True where Podman answers for Docker: it ignores the config of a commit (4.3)."""
+        with _daemon(self.address):
+            parts = self._api.version().get("Components") or ()
+        return any("podman" in str(part.get("Name", "")).lower() for part in parts)
 
     def alive(self) -> bool:
         """True where the daemon answers now."""
@@ -323,10 +333,15 @@ class Engine:
     def commit(self, container: str, repository: str, tag: str, config: dict[str, Any]) -> None:
         """Make an image of a container that has ended, with a config of its own.
 
-        What `config` leaves out is taken from the container's.
+        What `config` leaves out is taken from the container's. The daemon says nothing until all
+        that is new in it is packed, which may be gigabytes.
         """
-        with _daemon(self.address):
-            self._api.commit(container, repository=repository, tag=tag, conf=config)
+        self._api.timeout = COMMIT_LIMIT
+        try:
+            with _daemon(self.address):
+                self._api.commit(container, repository=repository, tag=tag, conf=config)
+        finally:
+            self._api.timeout = ANSWER_LIMIT
 
     def derived(self, bisection: str) -> list[str]:
         """Return the ids of every image that was built for one bisection."""
