@@ -70,6 +70,11 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _check(given: list[str]) -> None:
     for word in given:
+        if word.partition("=")[0] == "--clusters" or word[:2] == "-M":
+            raise UsageError(
+                f"--sbatch-args: {word}: set SLURM_CLUSTERS instead, which all of Slurm's programs "
+                "heed; sbatch alone would put jobs where nobody sees them"
+            )
         for long, short in _OURS.items():
             # "-Jname" is one word; "-D" must not be taken for the beginning of "--dependency".
             if word.partition("=")[0] == long or (short and word[:2] == short):

@@ -163,7 +163,8 @@ class Batch:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 fields = json.loads(file.read_text())
                 job = fields["id"] or self._id_of(fields["name"])
-                if job:
+                # Slurm forgets a job some minutes after its end; its script has said how it was.
+                if job or _wrote(_last_start(file.parent)).code is not None:
                     found.append(_Work(file.parent, fields["name"], job, fields["key"]))
         return found
 
@@ -272,7 +273,7 @@ class Batch:
         code = _wrote(start).code
         if start is None or code is None:
             return None
-        _, _, nodes = (start / slurm_script.BEGAN).read_text().strip().split(" ", 2)
+        *_, nodes = (start / slurm_script.BEGAN).read_text().strip().split(" ")
         facts: dict[str, Any] = {
             "slurm": {"job": work.id, "nodes": nodes, "start": int(start.suffix[1:])}
         }
