@@ -233,6 +233,20 @@ def test_a_repair_inside_a_branch_is_found_backwards(
         assert (found["commit"], found["repair"]) == (known[repair], True), repair
 
 
+def test_a_repair_that_takes_both_sides_is_the_merge(
+    merges: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    repository, known = merges
+    has = before(MERGES, known)
+
+    def bits(candidate: Candidate) -> str:
+        return "g" if has[commit_of(candidate)] >= {"v", "x"} else "b"
+
+    record = bisect(tmp_path / "b", repository, ("main", known["a"]), bits)
+    assert record.conclusions[f"merge:{known['n']}"]["status"] == "interaction"
+    assert record.conclusions["commit"]["culprit"]["commit"] == known["n"]
+
+
 def test_a_third_value_on_the_way_goes_down_where_the_good_bits_end(
     merges: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -341,8 +355,12 @@ def test_an_old_submodule_that_does_not_build_in_the_new_tree_is_said(
     assert record.conclusions["commit"]["culprit"]["commit"] == nested.known["c"]
 
 
-@pytest.mark.parametrize("form", ["whole", "short", "tag"])
-def test_a_commit_that_edits_a_pin_leads_to_the_commits_it_pins(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "culprit"), [("whole", 0), ("short", 0), ("tag", 2), ("tag", 5), ("tag", 6)]
+)
+def test_a_commit_that_edits_a_pin_leads_to_the_commits_it_pins(
+    tmp_path: Path, form: str, culprit: int
+) -> None:
     draw = seeded()
     names = [f"p{n}" for n in range(7)]
     other = repositories.make(tmp_path / "llvm", repositories.line(names, [{}] * 7))
@@ -356,7 +374,7 @@ def test_a_commit_that_edits_a_pin_leads_to_the_commits_it_pins(tmp_path: Path, 
     texts = [{"llvm.txt": f"llvm {pin(n)}\n"} for n in (0, 0, 6, 6)]
     known = repositories.make(tmp_path / "top", repositories.line("abcd", texts))
     usable = [2, 5, 6] if form == "tag" else list(range(1, 7))
-    culprit = draw.choice(usable)
+    culprit = culprit or draw.choice(usable)
 
     def bits(candidate: Candidate) -> str:
         steps = candidate.details.get("overlays", ())
@@ -370,12 +388,16 @@ def test_a_commit_that_edits_a_pin_leads_to_the_commits_it_pins(tmp_path: Path, 
     assert found["status"] == "found"
     if form != "tag":
         assert record.conclusions["commit"]["culprit"]["commit"] == other[f"p{culprit}"]
-    else:
-        previous = max(n for n in (0, *usable) if n < culprit)
-        assert (found["last_good"], found["first_bad"]) == (
-            f"llvm.txt@1.{previous}",
-            f"llvm.txt@1.{culprit}",
-        )
+        return
+    previous = max(n for n in (0, *usable) if n < culprit)
+    pair = (f"llvm.txt@1.{previous}", f"llvm.txt@1.{culprit}")
+    assert (found["last_good"], found["first_bad"]) == pair
+    named = record.conclusions["commit"]
+    if culprit == previous + 1:
+        assert named["culprit"]["commit"] == other[f"p{culprit}"]
+    else:  # what lies between two tags is nothing that the file can name
+        assert named["status"] == "unresolved"
+        assert f"log {other[f'p{previous}']}..{other[f'p{culprit}']}" in named["reason"]
 
 
 def _told(record: journal.Record) -> dict[str, Any]:

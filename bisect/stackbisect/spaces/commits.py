@@ -408,11 +408,16 @@ def pin_change(
 
 def names(pinned: Repository, word: str) -> str | None:
     """The commit that a word of a pin file names."""
-    if _HASH.fullmatch(word):
+    if is_hash(word):
         return pinned.find(word)
     if not any(letter.isdigit() for letter in word):
         return None
     return pinned.find(f"refs/tags/{word}") or pinned.find(f"refs/tags/v{word}")
+
+
+def is_hash(text: str) -> bool:
+    """Whether a word of a pin file is a hash or the beginning of one."""
+    return _HASH.fullmatch(text) is not None
 
 
 def pin_texts(pinned: Repository, change: Change, line: Sequence[Commit]) -> dict[str, str]:
@@ -420,7 +425,7 @@ def pin_texts(pinned: Repository, change: Change, line: Sequence[Commit]) -> dic
 
     A hash stays as long as it was. Where the pin is a tag, only commits that have one are there.
     """
-    if _HASH.fullmatch(change.text):
+    if is_hash(change.text):
         return {each.sha: each.sha[: len(change.text)] for each in line}
     bare = pinned.find(f"refs/tags/{change.text}") is None
     tags = pinned.tags()

@@ -199,7 +199,7 @@ def _stages(record: Record, context: Context) -> Iterator[Stage]:
                 into = Door(place, result["good"], result["bad"])
             if result["status"] in ("found", "range"):
                 break
-        if into is None:
+        if into is None or into == door:
             break
         door = into
     yield Named(door)
@@ -211,7 +211,8 @@ def _behind(door: Door, record: Record, context: Context) -> list[Descent]:
     setup = record.header.setup
     search = Search.of(record.header)
     if newer is None:
-        return [Descent("base", door.good, door, search, context)]
+        turned = _between_tags(door.place) or not _leads(door)
+        return [] if turned else [Descent("base", door.good, door, search, context)]
     found = []
     if newer.merge and not setup["first_parent"]:
         found.append(Descent("merge", newer.sha, door, search, context))
@@ -221,6 +222,17 @@ def _behind(door: Door, record: Record, context: Context) -> list[Descent]:
     for change in _changes(door.place.repository, door.older, newer.sha, door.place.prefix, pins):
         found.append(Descent(change.kind, change.path, door, search, context, change, pins))
     return found
+
+
+def _leads(door: Door) -> bool:
+    """Whether the bad one is an ancestor of the good one, with commits between them."""
+    return door.bad in _open(door.place.repository).common(door.good, door.bad)
+
+
+def _between_tags(place: Place) -> bool:
+    """Whether what lies between two neighbours is what a pin file cannot name."""
+    change = place.change
+    return change is not None and change.kind == "pin" and not commits.is_hash(change.text)
 
 
 @dataclass(frozen=True)
@@ -327,7 +339,7 @@ class Descent:
         rows, notes = [], []
         for tip in newer.parents:
             bases = repository.common(self.door.older, tip)
-            if tip == self.door.older or tip in bases:
+            if tip in bases:  # the other side itself, or what it has already
                 continue
             if not bases:
                 notes.append(f"{tip[: commits.SHORT]} has no history in common with the main line")
@@ -420,9 +432,11 @@ class Named:
         """The commit, or why there is none to name."""
         place, good, bad = self.door.place, self.door.good, self.door.bad
         if self.door.newer is None:
+            between = f"{bad}..{good}" if _leads(self.door) else f"{good}..{bad}"
+            where = shlex.join(["git", "-C", place.repository, "log", between])
             reason = (
                 f"{good[: commits.SHORT]} and {bad[: commits.SHORT]} are no parent and child: what "
-                "changes the bits is on the way from their merge base to one of them"
+                f"changes the bits is in the commits between them, which were not tried: {where}"
             )
             return Done({"status": "unresolved", "reason": reason})
         return Done({"status": "found", "culprit": described(place, good, bad)})
