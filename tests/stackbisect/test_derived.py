@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -27,7 +28,7 @@ from pinner.launch import session_dir
 from stackbisect.probe import Candidate, ContainerOptions, EvidenceOptions, Job, ProbeResult
 from stackbisect.runtimes.derived import REPOSITORY
 from stackbisect.runtimes.docker import DockerRuntime
-from stackbisect.runtimes.docker_engine import Engine
+from stackbisect.runtimes.docker_engine import BISECTION_LABEL, Engine
 from stackbisect.runtimes.installing import Swapping
 from stackbisect.spaces.components import Component, Inventory, derived, install, swap
 from tests import lanes
@@ -461,13 +462,60 @@ def test_a_build_that_is_not_wanted_any_more_leaves_nothing(
         target=shared.run, args=(derived(pair[1], [swap(pair[0], [part])], "slow"), made)
     )
     worker.start()
-    deadline = time.monotonic() + 60
-    while not _containers(shared._setup.bisection) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    _wait_for(lambda: _runs(shared._setup.bisection))
     made.stop.set()
     worker.join(30)
     assert not worker.is_alive()
     assert _derived(shared._setup.bisection) == []
+
+
+def test_a_build_whose_program_is_killed_leaves_nothing(
+    runtime: Make, pair: tuple[Candidate, Candidate], known: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "install-alpha").write_text("#!/bin/sh\nsleep 300\n")
+    bisection = runtime()._setup.bisection
+    part = Component("distribution", "alpha", "1", "2")
+    slow = derived(pair[1], [swap(pair[0], [part])], "slow")
+    code = (
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "from stackbisect.probe import Candidate, ContainerOptions\n"
+        "from stackbisect.runtimes.docker import DockerRuntime\n"
+        "from stackbisect.runtimes.installing import Swapping\n"
+        "bisection, known, scripts, candidate = sys.argv[1:]\n"
+        "swapping = Swapping.parse(scripts)\n"
+        "more = {'folder': Path(known), 'swapping': swapping}\n"
+        "made = DockerRuntime(ContainerOptions(), bisection, **more)\n"
+        "made.prefetch(Candidate.from_json(json.loads(candidate)))\n"
+    )
+    words = [bisection, str(known), str(folder), json.dumps(slow.to_json())]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.Popen([sys.executable, "-c", code, *words], env=env)
+    _wait_for(lambda: _runs(bisection))
+    killed.kill()
+    killed.wait()
+    _wait_for(lambda: not _containers(bisection))  # its sentry does it
+    assert _derived(bisection) == []
+
+
+def _runs(bisection: str) -> bool:
+    """True while a build's script runs: images are read from containers that never do."""
+    import docker
+
+    api = docker.from_env().api
+    try:
+        return bool(api.containers(filters={"label": f"{BISECTION_LABEL}={bisection}"}))
+    finally:
+        api.close()
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_library_of_the_systems_that_shadows_a_swapped_one_is_told(
