@@ -56,8 +56,11 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def swapping_of(setup: Mapping[str, Any]) -> Swapping:
-    """The inverse, for a journal of any age. Raises UsageError where the scripts are gone."""
-    return Swapping.parse(setup.get("swap", DEFAULT))
+    """The inverse, for a journal of any age. Scripts are looked at when one is needed."""
+    text = setup.get("swap", DEFAULT)
+    if Path(text).is_absolute():
+        return Swapping("scripts", Path(text), setup["swap_digest"])
+    return Swapping.parse(text)
 
 
 def only(setup: Mapping[str, Any]) -> Sequence[str]:

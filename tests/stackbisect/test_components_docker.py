@@ -14,7 +14,7 @@ import pytest
 from stackbisect.asked_components import only, setup, swapping_of
 from stackbisect.cli import _parser
 from stackbisect.errors import UsageError
-from stackbisect.probe import Candidate
+from stackbisect.probe import Candidate, InfrastructureError
 from stackbisect.runtimes import container_loaded, installing
 from stackbisect.runtimes.container_loaded import Expected, Library, Told
 from stackbisect.runtimes.derived import Recipe
@@ -36,7 +36,9 @@ def test_options_survive_the_journal(tmp_path: Path) -> None:
     (tmp_path / "install-torch").write_text("#!/bin/sh\n")
     asked = ["--swap", str(tmp_path), "--component", "distribution:Foo_Bar", "--files"]
     kept = json.loads(json.dumps(_setup(*asked)))
-    assert swapping_of(kept) == Swapping("scripts", tmp_path)
+    swapping = swapping_of(kept)
+    assert (swapping.way, swapping.folder) == ("scripts", tmp_path)
+    swapping.check()
     assert only(kept) == ["distribution:foo-bar"]
     assert kept["files"] is True
     assert swapping_of({}) == Swapping("graft")  # a journal from before there were components
@@ -49,6 +51,18 @@ def test_another_script_is_another_bisection(tmp_path: Path) -> None:
         script.write_text(text)
         found.append(_setup("--swap", str(tmp_path)))
     assert found[0] != found[1]
+
+
+def test_scripts_that_changed_or_went_stop_a_build_and_no_cleaning(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "install-torch").write_text("#!/bin/sh\n")
+    kept = _setup("--swap", str(folder))
+    (folder / "install-torch").unlink()
+    with pytest.raises(InfrastructureError, match="bring them back"):
+        swapping_of(kept).check()
+    folder.rmdir()
+    assert swapping_of(kept).way == "scripts"
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ class DerivedImages:
             with self.images.use(engine, recipe.base, stopped) as image:
                 yield str(recipe.base.details["reference"]), image
             return
+        self.swapping.check()
         reference = self.reference(recipe)
 
         def build() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from stackbisect.errors import UsageError
+from stackbisect.probe import InfrastructureError
 from stackbisect.spaces.components import Kind
 
 Way = Literal["graft", "pip", "apt", "scripts"]
@@ -47,10 +48,14 @@ fi
 
 @dataclass(frozen=True)
 class Swapping:
-    """What `--swap` asked for: `graft`, `pip`, `apt`, or a folder of `install-NAME` scripts."""
+    """What `--swap` asked for: `graft`, `pip`, `apt`, or a folder of `install-NAME` scripts.
+
+    `began_with` is the digest that the bisection began with; "" where that is now.
+    """
 
     way: Way = "graft"
     folder: Path | None = None
+    began_with: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Swapping:
@@ -75,6 +80,14 @@ class Swapping:
         for script in sorted(self.folder.glob("install-*")):
             found.update(f"{script.name}\0".encode() + script.read_bytes() + b"\0")
         return f"scripts:{found.hexdigest()}"
+
+    def check(self) -> None:
+        """Raise InfrastructureError where the scripts are others than the bisection began with."""
+        if self.began_with and self.digest != self.began_with:
+            raise InfrastructureError(
+                f"the scripts install-* in {self.folder} are not those that the bisection began "
+                "with: bring them back and resume, or begin again with --fresh"
+            )
 
     def script(self, name: str) -> bytes | None:
         """The user's own script for a component; None where there is none."""
