@@ -9,14 +9,18 @@ from stackbisect import wording
 from stackbisect.journal import SEARCH, Record
 from stackbisect.spaces.components import Component
 from stackbisect.stages import choices, components, confirm, versions
+from stackbisect.stages.choices import Choices
+from stackbisect.stages.components import Components
+from stackbisect.stages.confirm import Confirm
+from stackbisect.stages.search import Search
 
 COMMIT = "commit"
 _UNABLE = "unsupported"
 _TITLES = {
-    SEARCH: "where the bits change",
-    choices.NAME: "whether only the choices at run time differ",
-    components.NAME: "which components change the bits",
-    confirm.NAME: "both sides once more, in turns",
+    SEARCH: Search.title,
+    choices.NAME: Choices.title,
+    components.NAME: Components.title,
+    confirm.NAME: Confirm.title,
     COMMIT: "the commit that changes the bits",
 }
 _TITLES_OF_MANY = {

@@ -246,6 +246,26 @@ def test_what_a_culprit_needs_to_give_the_bits_of_the_bad_stack_is_named_with_it
     assert second.partition(":")[2] not in record.conclusions["confirm"]["good_label"]
 
 
+def test_where_the_bits_change_twice_a_culprit_is_found_for_each_change(tmp_path: Path) -> None:
+    """A third value in the middle: one component changes at the first place, one at the second."""
+    draw = drawn()
+    ids = names(COUNT)
+    first, second = draw.sample(ids, 2)
+    middle = {**dict.fromkeys(ids, BAD), second: "1.0"}
+    stacks = [*tables(ids, 2, 0), middle, middle, *tables(ids, 0, 2)]
+
+    def bits(values: Values, probe: int) -> str:
+        return "gtub"[(values[first] == BAD) + 2 * (values[second] == BAD)]
+
+    record = search(tmp_path, Simulated(stacks, bits))
+    assert record.conclusions["search"]["pair"] == [1, 4]
+    result = record.conclusions["components"]
+    assert (result["status"], result["whole"]) == ("found", True)
+    assert sorted(map(sorted, blamed(record))) == sorted([[first], [second]])
+    assert {each["alone"]["verdict"] for each in result["culprits"]} == {"third"}
+    assert record.conclusions["confirm"]["status"] == "confirmed"
+
+
 def test_what_has_to_be_swapped_with_a_culprit_is_neither_cleared_nor_blamed(
     tmp_path: Path,
 ) -> None:
