@@ -117,6 +117,8 @@ def _chain(found: Mapping[str, Any], record: Record) -> Iterator[dict[str, Any]]
 def title(stage: str) -> str:
     """What people read for a stage's name."""
     kind, _, name = stage.partition(":")
+    if kind in ("merge", "base"):  # names of commits
+        name = wording.short(name)
     return _TITLES.get(stage) or _TITLES_OF_MANY.get(kind, "{}").format(name or stage)
 
 
