@@ -128,7 +128,7 @@ def in_short(stage: str, result: Mapping[str, Any]) -> str:
         between = f"{result['last_good']} → {result['first_bad']}"
         return between + (" (a range)" if result["status"] == "range" else "")
     if stage == components.NAME and result["culprits"]:
-        return wording.listed([blamed(each) for each in result["culprits"]])
+        return _listed(result["culprits"])
     if stage == COMMIT and "culprit" in result:
         return _commit_name(result["culprit"])
     return str(result["status"]).replace("-", " ").replace("_", " ")
@@ -210,6 +210,11 @@ def _notes(record: Record, machines: Sequence[Mapping[str, Any]]) -> list[str]:
     inner = _components(record)
     found = list(record.conclusions.get(choices.NAME, {}).get("notes", ()))
     found += inner.get("notes", ())
+    for culprit in inner.get("culprits", ()):
+        names = [wording.name(Component.from_json(each)) for each in culprit["inseparable"]]
+        if names:
+            shown = wording.listed(names)
+            found.append(f"{shown} could not be tested without each other: blamed as one")
     if inner.get("companions"):
         names = [wording.name(Component.from_json(each)) for each in inner["companions"]]
         shown = wording.listed(names)
@@ -268,7 +273,7 @@ def sentence(found: Mapping[str, Any]) -> str:
     if status == "elsewhere":
         return f"the bits change {where}, but in nothing that can be swapped"
     if status in ("unresolved", "unstable", "same"):
-        known = f"; known: {wording.listed([blamed(c) for c in culprits])}" if culprits else ""
+        known = f"; known: {_listed(culprits)}" if culprits else ""
         return f"the bits change {where}; by which component cannot be told{known}"
     if commit is not None:
         return f"{_commit_name(commit)} changes the bits"
@@ -290,13 +295,20 @@ def undecided(found: Mapping[str, Any]) -> bool:
 def _changes(culprits: Sequence[Mapping[str, Any]]) -> str:
     alone = [each for each in culprits if not each["given"]]
     more = [each for each in culprits if each["given"]]
-    also = f" (and {wording.listed([blamed(each) for each in more])} on top of it)" if more else ""
-    texts = [blamed(each) for each in alone]
+    also = f" (and {_listed(more)} on top of it)" if more else ""
     if len(alone) > 1:
-        return f"each by itself, {wording.listed(texts)}{also} change"
-    if len(alone[0]["components"]) > 1 and alone[0].get("kind") != "selection":
-        return f"{texts[0]} together{also} change"
-    return f"{texts[0]}{also} changes"
+        return f"each by itself, {_listed(alone)}{also} change"
+    return f"{_listed(alone)}{also} change" + ("" if _of_several(alone[0]) else "s")
+
+
+def _listed(culprits: Sequence[Mapping[str, Any]]) -> str:
+    """Culprits; of how many parts each one is can be seen."""
+    texts = [blamed(each) + (" together" if _of_several(each) else "") for each in culprits]
+    return "; ".join(texts) if any(map(_of_several, culprits)) else wording.listed(texts)
+
+
+def _of_several(culprit: Mapping[str, Any]) -> bool:
+    return len(culprit["components"]) > 1 and culprit.get("kind") != "selection"
 
 
 def blamed(culprit: Mapping[str, Any]) -> str:
