@@ -14,7 +14,7 @@ import pytest
 
 from pinner import shipped
 from pinner.launch import session_dir
-from stackbisect.probe import Candidate, EvidenceOptions, Job, ProbeResult
+from stackbisect.probe import Candidate, EvidenceOptions, InfrastructureError, Job, ProbeResult
 from stackbisect.runtimes import sources
 from stackbisect.runtimes.commits import CommitRuntime
 from stackbisect.spaces import commits
@@ -205,9 +205,10 @@ def test_what_a_kill_left_half_made_is_made_anew(
     (probe.folder / "builds" / known["a"][:16] / "build.json").unlink()
     (probe.folder / "builds" / known["a"][:16] / "tree" / "built").write_text("half")
     (probe.folder / "checkouts" / "left").mkdir(parents=True)
+    (probe.folder / "builds" / "other" / "tree").mkdir(parents=True)
     again = bench("echo built > built")
     assert again.out(again(known["a"], "cat built")) == ["built"]
-    assert again.left("checkouts") == []
+    assert (again.left("checkouts"), again.left("builds")) == ([], [known["a"][:16]])
 
 
 def test_builds_under_other_variables_are_other_builds_and_secrets_reach_no_log(
@@ -382,6 +383,19 @@ def test_another_commit_of_a_submodule_and_another_pin_stand_in_the_checkout(
     assert [lines[0] for lines in outs] == ["2", "1", "1"]
     assert outs[1][1] == pin.strip()
     assert outs[2][1] == f"llvm {lib['p'][:10]} # not {lib['q'][:10]}0"
+
+
+def test_a_repository_that_is_gone_is_the_machinerys_fault(
+    bench: BenchFactory, known: dict[str, str], tmp_path: Path
+) -> None:
+    probe = bench()
+    candidate = probe.candidate(known["a"])
+    shutil.rmtree(tmp_path / "repo")
+    found = probe.runtime.run(candidate, probe.job("cat value"))
+    assert found.status == "infrastructure"
+    assert "any more" in found.reason
+    with pytest.raises(InfrastructureError):
+        probe.runtime.difference(candidate, candidate)
 
 
 def test_a_shallow_clone_of_the_users_can_be_checked_out(

@@ -29,8 +29,8 @@ from typing import Any
 
 from stackbisect.probe import Candidate, InfrastructureError, Job
 from stackbisect.runtimes import caches, container_options, here, process
-from stackbisect.runtimes.sources import Absent, Git, GitFailed, Sources, environment
-from stackbisect.spaces.commits import Repository
+from stackbisect.runtimes.sources import Absent, Git, GitFailed, Sources, environment, has
+from stackbisect.spaces.commits import Repository, reading
 
 CHECKOUTS, BUILDS = "checkouts", "builds"
 COMMIT = "STACKBISECT_COMMIT"
@@ -235,7 +235,8 @@ class Checkouts:
         git = Git(self.environ, job.log.with_name("checkout.log"), job.stop.is_set)
         try:
             _clone(self.repository, wanted.commit, place, git)
-            self._submodules(self.repository, wanted, "", place, git)
+            with reading():
+                self._submodules(self.repository, wanted, "", place, git)
             for each in wanted.overlays:
                 if each["kind"] == "pin":
                     _write_pin(place / each["path"], each["from"], each["to"])
@@ -244,6 +245,10 @@ class Checkouts:
         except GitFailed as error:
             if shutil.disk_usage(self.folder).free < _FULL_BYTES:
                 raise InfrastructureError(f"no room is left in {self.folder}: {error}") from error
+            if not has(self.repository, [wanted.commit]):
+                raise InfrastructureError(
+                    f"{wanted.commit[:12]} is not in {self.repository} any more: {error}"
+                ) from error
             raise Refused(f"it cannot be checked out: {error}") from error
 
     def _submodules(

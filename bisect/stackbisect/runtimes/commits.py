@@ -14,7 +14,7 @@ from stackbisect.runtimes import container_options, here, host, host_probe, proc
 from stackbisect.runtimes.checkouts import COMMIT, Checkouts, Refused
 from stackbisect.runtimes.machine import Here, Machine, Unfit
 from stackbisect.runtimes.sources import environment
-from stackbisect.spaces.commits import Repository, failed
+from stackbisect.spaces.commits import Repository, reading
 from stackbisect.spaces.components import DERIVED, Component, Inventory
 
 
@@ -81,10 +81,8 @@ class CommitRuntime:
     def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
         """Which files differ between two commits."""
         left, right = (underived(each).details["commit"] for each in (good, bad))
-        try:
+        with reading():
             changed = self._repository.files(left, right)
-        except Exception as error:  # GitPython's, whose module is only loaded where it is there
-            raise failed(error) from error
         words = {"A": [None, "added"], "D": ["deleted", None]}
         files = {each["path"]: words.get(each["status"], ["", "changed"]) for each in changed}
         return {"distributions": {}, "packages": {}, "environment": {}, "files": files}

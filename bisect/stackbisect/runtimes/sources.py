@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stackbisect.errors import UsageError
 from stackbisect.probe import InfrastructureError
 from stackbisect.runtimes import here, process
 from stackbisect.spaces.commits import ELSEWHERE, Repository
@@ -148,7 +149,10 @@ def has(place: str, wanted: Sequence[str]) -> bool:
         os.path.join(place, "HEAD")
     ):
         return False
-    found = Repository(place)
+    try:
+        found = Repository(place)
+    except UsageError:
+        return False
     return all(found.find(sha) is not None for sha in wanted)
 
 

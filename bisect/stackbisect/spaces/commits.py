@@ -9,9 +9,10 @@ the first parent that still leads to the old one, so that every step is one comm
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -455,3 +456,17 @@ def failed(error: Exception) -> InfrastructureError:
     """What a git command that failed where it must not says."""
     text = str(getattr(error, "stderr", "") or error).strip()
     return InfrastructureError(f"git: {text}")
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """A repository that was there and cannot be read any more is the machinery's fault."""
+    try:
+        yield
+    except UsageError as error:
+        raise InfrastructureError(str(error)) from error
+    except Exception as error:
+        # GitPython is imported only where commits are searched: its errors have no name here.
+        if type(error).__module__.partition(".")[0] != "git":
+            raise
+        raise failed(error) from error

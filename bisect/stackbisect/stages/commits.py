@@ -26,7 +26,7 @@ from typing import Any
 
 from stackbisect.errors import UsageError
 from stackbisect.journal import SEARCH, Header, Record
-from stackbisect.probe import Candidate, InfrastructureError
+from stackbisect.probe import Candidate
 from stackbisect.runtimes.sources import Absent, Git, Sources
 from stackbisect.search import noisy
 from stackbisect.search.probing import Found
@@ -164,14 +164,8 @@ def commit_stages(record: Record, context: Context) -> Iterator[Stage]:
         return
     if record.conclusions.get(SEARCH, {}).get("status") != "found":
         return
-    try:
+    with commits.reading():
         yield from _stages(record, context)
-    except UsageError as error:
-        raise InfrastructureError(str(error)) from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "git":
-            raise
-        raise commits.failed(error) from error
 
 
 def commits_searched(header: Header) -> bool:
