@@ -11,6 +11,8 @@ import pytest
 from stackbisect.errors import UsageError
 from stackbisect.repro import sides
 from stackbisect.repro.stacks import Stack
+from tests.stackbisect import images
+from tests.stackbisect.conftest import RepositoryFactory
 from tests.stackbisect.program import in_process as run
 
 SHOWN = b"""
@@ -94,3 +96,34 @@ def test_a_variable_that_one_side_does_not_name_is_not_set_there(tmp_path: Path)
     assert (printed(both.good, code), printed(both.bad, code)) == ("1 here", "None here")
     with pytest.raises(UsageError, match="found the same variables"):
         sides.of_variables(["V=1"], ["V=1"], (), environ, tmp_path)
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("docker")
+def test_two_images_run_a_folder_and_the_command(
+    tmp_path: Path, new_repository: RepositoryFactory, docker_config: Path, interrupts: None
+) -> None:
+    repositories = new_repository(), new_repository()
+    for repository, value in zip(repositories, ("1", "2"), strict=True):
+        work = images.files({"train.sh": f'echo it is {value}; test -n "$PINNER_SESSION"\n'})
+        repository.push("v", images.Image([work], env={"V": value}, user="1000"))
+    names = [f"{repository.reference}:v" for repository in repositories]
+    asked = sides.Images(*names)
+    said = ("sh", "/train.sh")
+    with sides.of_images(asked, said, os.environ, tmp_path, lambda line: None) as both:
+        for stack, value in ((both.good, "1"), (both.bad, "2")):
+            files = {"repro.py": SHOWN, "inputs/a.bin": b"a"}
+            ran = stack.run(files, ("python", "repro.py"), environ={"W": "w"})
+            assert ran.failure == ""
+            assert ran.stdout == f"w {value} None ['inputs', 'repro.py']\n"
+            assert "False False" in ran.output
+            assert ran.files == {"back": b"b"}
+            watched = stack.watch(both.argv, tmp_path / stack.name, {"level": "ops"})
+            assert watched.failure == ""
+            assert watched.log.read_text() == f"it is {value}\n"
+    wrong = sides.Images(names[0], f"{repositories[1].reference}:w")
+    with (
+        pytest.raises(UsageError, match=r"--bad-image: tag .* 'w' does not exist"),
+        sides.of_images(wrong, said, os.environ, tmp_path, lambda line: None),
+    ):
+        raise AssertionError("there is no such tag")

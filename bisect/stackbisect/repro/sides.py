@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pinner.launch import session_dir
 from stackbisect import journal
 from stackbisect.by_hand.verdicts import is_by_hand
 from stackbisect.errors import UsageError
 from stackbisect.journal import Record
-from stackbisect.probe import Candidate
+from stackbisect.probe import Candidate, ContainerOptions
 from stackbisect.repro.stacks import CandidateStack, PythonStack, Stack
 from stackbisect.runtimes import choose
 from stackbisect.sessions import lock_step
-from stackbisect.spaces import environment
+from stackbisect.spaces import environment, window
 from stackbisect.spaces.components import DERIVED
 from stackbisect.stage import Context
 from stackbisect.stages import chain
@@ -85,17 +84,40 @@ def of_variables(
 # -- containers ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Images:
+    """Two images, `HOST/NAME:TAG`, and how containers of them start (`ContainerOptions`)."""
+
+    good: str
+    bad: str
+    options: ContainerOptions = field(default_factory=ContainerOptions)
+    platform: str | None = None
+    insecure: bool = False
+
+
 @contextlib.contextmanager
 def of_images(
-    candidates: tuple[Candidate, Candidate],
-    setup: Mapping[str, Any],
+    images: Images,
     argv: Sequence[str],
     environ: Mapping[str, str],
     workdir: Path,
+    tell: Callable[[str], object],
 ) -> Iterator[Sides]:
-    """Two images; what is made for them is gone afterwards. `setup` is that of a bisection."""
-    folder = workdir / journal.ROOT / ".extract"
-    runtime = choose.runtime(setup, folder, environ)
+    """Two images. Their containers are gone afterwards; what was pulled stays."""
+    candidates = [
+        _image(f"--{name}-image", text, images, environ)
+        for name, text in ((GOOD, images.good), (BAD, images.bad))
+    ]
+    setup = {
+        "runtime": "docker",
+        "image": candidates[0].details["reference"].partition("@")[0],
+        "platform": images.platform,
+        "insecure": images.insecure,
+        "options": images.options.to_json(),
+        "transfer": "auto",
+        "image_budget": None,
+    }
+    runtime = choose.runtime(setup, workdir / journal.ROOT / "extract", environ, tell)
     try:
         good, bad = (
             CandidateStack(name, runtime, candidate, workdir)
@@ -104,6 +126,34 @@ def of_images(
         yield Sides(good, bad, tuple(argv))
     finally:
         runtime.close()
+
+
+def _image(option: str, text: str, images: Images, environ: Mapping[str, str]) -> Candidate:
+    try:
+        from stackbisect.spaces import docker_login, reference, registry, tags
+    except ImportError as error:
+        raise UsageError(
+            f"images need a registry client ({error}); pip install 'pinner-stackbisect[bisect]'"
+        ) from None
+    place, slash, last = text.rpartition("/")
+    name, _, tag = last.partition(":")
+    if "@" in text or not name:
+        raise UsageError(f"{option} {text}: expected HOST/NAME:TAG")
+    repository = reference.parse(f"{place}{slash}{name}")
+    tag = tag or "latest"
+    client = registry.Registry(
+        repository,
+        lambda: docker_login.find(repository.login_key, environ),
+        insecure=images.insecure,
+    )
+    wanted = tags.Wanted(tag, tag, listed=(tag,), platform=images.platform or "")
+    try:
+        listed = tags.client_tags(client, repository)
+        if tag not in listed:
+            raise window.no_such(f"{option}: tag {repository.name}", tag, listed)
+        return tags.space(client, repository, wanted).candidates[0]
+    finally:
+        client.close()
 
 
 # -- a finished bisection --------------------------------------------------------------------------

@@ -29,6 +29,7 @@ _WORK = "work"
 # `cp` makes a folder of the command's own user; what pinner set is taken back before the command.
 _IN_WORK = """
 own=$PINNER_SESSION; unset PINNER_SESSION PINNER_MODE
+if [ "$1" = python ] && ! command -v python > /dev/null; then shift; set -- python3 "$@"; fi
 cp -R "$own/work" "$own/ran" && cd "$own/ran" && exec "$@"
 """
 _PYTHONS = ("python", "python3")
