@@ -151,11 +151,12 @@ def slurm() -> Iterator[services.Slurm]:
     before = os.environ.get("SLURM_CONF")
     os.environ.update(found.environ)
     yield found
-    found.cancel_all()
+    started = [daemon for daemon in services.STARTED if daemon.name.startswith("slurm")]
+    if started:
+        found.cancel_all()
     if before is None:
         del os.environ["SLURM_CONF"]
     else:
         os.environ["SLURM_CONF"] = before
-    for daemon in reversed(services.STARTED):
-        if daemon.name.startswith("slurm"):
-            daemon.stop()
+    for daemon in reversed(started):
+        daemon.stop()

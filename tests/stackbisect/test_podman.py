@@ -35,7 +35,9 @@ def _service(registry: services.RegistryService) -> Iterator[services.Daemon]:
         lanes.require(False, str(error))
         raise
     yield daemon
-    daemon.stop()
+    for started in services.STARTED:
+        if started.name == daemon.name:
+            started.stop()
 
 
 def test_a_bisection_runs_in_podman_and_leaves_no_container(
