@@ -14,7 +14,7 @@ _SHOWN_DIFFERENCES = 20
 
 def page(found: Mapping[str, Any]) -> str:
     """The page; every claim in it has its probes."""
-    return "\n".join(_lines(found)) + "\n"
+    return "\n".join(_lines(report_chain.filled(found))) + "\n"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

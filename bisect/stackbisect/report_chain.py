@@ -50,6 +50,15 @@ def add(found: dict[str, Any], record: Record) -> None:
     found["answer"] = sentence(found)
 
 
+def filled(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An answer that was written before there were stages, as if it had been a search alone."""
+    if "answer" in found:
+        return found
+    empty: dict[str, Any] = {"choices": None, "commit": None, "confirmed": None}
+    older = {**empty, "culprits": [], "chain": [], "hosts": [], **found}
+    return {**older, "answer": sentence(older)}
+
+
 def _status(record: Record, status: str) -> tuple[str, str]:
     """The whole bisection's status, and why it is not "found"."""
     confirmed = record.conclusions.get(confirm.NAME, {})

@@ -21,7 +21,7 @@ _FEW = 8
 
 def text(found: Mapping[str, Any]) -> str:
     """The answer for people."""
-    return "\n".join(_lines(found)) + "\n"
+    return "\n".join(_lines(report_chain.filled(found))) + "\n"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

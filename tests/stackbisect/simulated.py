@@ -84,7 +84,7 @@ def _through(
         steps = stage.next_steps(held.record, jobs, list(under_way.values()))
         if isinstance(steps, Done):
             return steps.result
-        assert stage.probes_left(held.record) > 0
+        assert stage.probes_left(held.record) >= 0
         for ask in steps.asks:
             begun = Counter(each.candidate.id for each in under_way.values())[ask.candidate.id]
             done = len(held.record.seen().get(ask.candidate.id, ()))

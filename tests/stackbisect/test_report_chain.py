@@ -292,6 +292,14 @@ def test_what_is_not_over_is_unfinished_and_shows_what_is_known(tmp_path: Path) 
         assert "go on with: stackbisect resume b" in report_text.text(shown)
 
 
+def test_an_answer_of_before_there_were_stages_can_still_be_told(tmp_path: Path) -> None:
+    found = told(tmp_path, versioned(), depth="search")
+    later = ("answer", "chain", "choices", "commit", "confirmed", "hosts")
+    older = {name: value for name, value in found.items() if name not in later}
+    assert report_text.text(older) == report_text.text(found)
+    assert markdown.page(older).startswith("### The bits change between 24.02 and 24.03\n")
+
+
 def test_a_page_of_an_answer_with_markup_in_it_is_only_text() -> None:
     assert markdown._text("a|b <i> *x* @me #1\n") == "a\\|b \\<i\\> \\*x\\* &#64;me \\#1"
     assert markdown._code("a`b|c") == "`` a`b\\|c ``"

@@ -97,6 +97,20 @@ def test_nothing_is_tried_again_that_the_search_before_has_shown(tmp_path: Path)
     )
 
 
+def test_what_is_said_to_be_left_is_enough_for_one_culprit(tmp_path: Path) -> None:
+    draw = drawn()
+    ids = names(COUNT)
+    record = search(tmp_path, Simulated(tables(ids), any_of({draw.choice(ids)})))
+    places = [n for n, probed in enumerate(record.probes) if probed.stage == "components"]
+    before = {name: record.conclusions[name] for name in ("search", "choices")}
+    for count, place in enumerate(places):
+        then = replace(record, probes=record.probes[:place], conclusions=before)
+        stage = chain.current(then, Context(None, tmp_path / "b"))
+        assert stage is not None
+        assert stage.name == "components"
+        assert 2 >= stage.probes_left(then) - (len(places) - count) >= 0
+
+
 @pytest.mark.parametrize(
     ("sizes", "grouped"),
     [((2,), False), ((1, 1), False), ((1, 1, 1), False), ((1, 2), False), ((2,), True)],

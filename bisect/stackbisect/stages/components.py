@@ -143,13 +143,16 @@ class Components:
         return Batch(tuple(_ask(stacks, each) for each in step.asks))
 
     def probes_left(self, record: Record) -> int:
-        """For one culprit, all mixtures testable: each finished probe is one less."""
+        """For one culprit, all mixtures testable: each finished probe is one less.
+
+        0 once that many were not enough: there is more than one, and nobody knows how many.
+        """
         if "inventory" not in record.stages.get(self.name, {}):
             return 0
         count = len(_parts(stacks_of(record, self.good, self.bad).inventory))
         done = sum(probed.stage == self.name for probed in record.probes)
-        known = min(len(record.seen().get(self.bad.id, ())), 1 + culprits.DEFAULT.verify)
-        return max(culprits.probes_of_one(count) - known - done, 1)
+        # The bad stack is among them, and was tried before.
+        return max(culprits.probes_of_one(count) - 1 - done, 0)
 
     def verdict(self, record: Record, candidate: Candidate) -> Verdict | None:
         """What is known of a mixture."""
