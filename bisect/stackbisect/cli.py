@@ -309,7 +309,7 @@ def _status(arguments: argparse.Namespace, world: World) -> int:
 def _to_come(now: Mapping[str, Any]) -> str:
     """How many probes are to come, and about how long they take."""
     left, seconds = now["probes_left"], now["seconds_left"]
-    if left is None or (not left and now["stage"] is None):
+    if not left:
         return ""
     about = f" (about {wording.duration(seconds)})" if seconds else ""
     return f", at most {left} to come{about}"

@@ -171,7 +171,8 @@ def for_stream(stream: TextIO) -> Plain | Rich:
 
 def _begins(ask: Ask, left: int) -> str:
     again = f", try {ask.attempt}" if ask.attempt > 1 else ""
-    return f"{ask.candidate.label}{again} ({ask.why}; at most {left} to come)"
+    to_come = f"; at most {left} to come" if left else ""
+    return f"{ask.candidate.label}{again} ({ask.why}{to_come})"
 
 
 def _ends(result: ProbeResult, verdict: Verdict | None) -> str:

@@ -84,7 +84,7 @@ class Stage(Protocol):
         """What to do next where `jobs` probes may be under way at once."""
 
     def probes_left(self, record: Record) -> int:
-        """The most probes still to come if all goes well."""
+        """The most probes still to come if all goes well; 0 where that cannot be told."""
 
     def verdict(self, record: Record, candidate: Candidate) -> Verdict | None:
         """What is known of one of its candidates now; None where that needs more probes."""

@@ -54,9 +54,9 @@ def state(folder: Path) -> dict[str, Any]:
 
 
 def _left(record: Record, stage: Stage) -> int | None:
-    """The most probes to come; None where the stage has not begun, so that nothing is known."""
+    """The most probes to come; None where nothing is known of it."""
     begun = stage.name == journal.SEARCH or stage.name in record.stages
-    return stage.probes_left(record) if begun else None
+    return (stage.probes_left(record) or None) if begun else None
 
 
 def _seconds_left(record: Record, left: int | None) -> float | None:
