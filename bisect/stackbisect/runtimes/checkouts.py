@@ -14,7 +14,6 @@ path into what they make), so a second probe does not see what the first one lef
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -303,25 +302,17 @@ def _removed(place: Path) -> Iterator[None]:
 
 def remove(place: Path) -> None:
     """Remove a folder, its read-only folders too. Raises OSError where it cannot."""
-
-    def again(function: Callable[..., Any], path: str, error: Any) -> None:
-        if isinstance(error[1], FileNotFoundError):
-            return
-        if not isinstance(error[1], PermissionError):
-            raise error[1]
-        for each in (os.path.dirname(path), path):
-            with contextlib.suppress(OSError):
-                os.chmod(each, os.stat(each).st_mode | stat.S_IRWXU)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)
-
     try:
-        shutil.rmtree(place, onerror=again)
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            raise
+        shutil.rmtree(place)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        place.chmod(stat.S_IRWXU)
+        for base, names, _ in os.walk(place):
+            for folder in (os.path.join(base, name) for name in names):
+                if not os.path.islink(folder):
+                    os.chmod(folder, stat.S_IRWXU)
+        shutil.rmtree(place)
 
 
 def _size(folder: Path) -> int:
