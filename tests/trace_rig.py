@@ -99,7 +99,8 @@ def recording(folder: Path, defer: bool = False, **fields: Any) -> Iterator[Reco
     if defer:
         log.settle = hashing.settle
     recorder = Recorder(torch, Settings({"folder": str(folder), **fields}), log, hashing)
-    modes._push_mode(ops.mode(recorder))
+    mode = ops.mode(recorder)  # held, as a traced process does: torch 2.4 crashes where the
+    modes._push_mode(mode)  # stack drops the last reference
     try:
         yield Recording(folder, recorder)
     finally:

@@ -190,7 +190,8 @@ def _note_group(recorder: Recorder, given: Dict[str, Any], notes: Dict[str, Any]
     ranks = getattr(distributed, "get_process_group_ranks", None)
     try:
         if ranks is not None and distributed.is_initialized():
-            notes["group"] = list(ranks(given.get("group")))
+            group = given.get("group")  # torch 2.4 does not take None for all of them
+            notes["group"] = list(ranks(distributed.group.WORLD if group is None else group))
     except (ValueError, RuntimeError, KeyError):  # this rank is not a member
         pass
     for role in ("src", "dst", "tag"):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from ... import faults
 from .hashing import collected
-from .recorder import escaped
+from .recorder import escaped, is_older
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,6 +29,8 @@ def install(recorder: Recorder, module: ModuleType) -> None:
     graph = getattr(module, "CompiledFxGraph", None)
     if graph is None or graph.__module__ != module.__name__:
         return
+    if recorder.settings.at_least("ops") and is_older(recorder.torch, (2, 10)):
+        faults.say(_COMPILED_AGAIN % recorder.torch.__version__)
     original = graph.__call__
 
     @functools.wraps(original)
@@ -37,6 +40,13 @@ def install(recorder: Recorder, module: ModuleType) -> None:
         return _run_region(recorder, self, lambda: original(self, inputs), inputs)
 
     graph.__call__ = __call__
+
+
+_COMPILED_AGAIN = (
+    "WARNING: torch %s compiles again at each call while operations are traced, and after some "
+    "calls runs without compiled code, which may change bits: trace compiled code with --level "
+    "modules, or with torch 2.11 or later"
+)
 
 
 def _run_region(recorder: Recorder, graph: Any, call: Callable[[], Any], inputs: Any) -> Any:

@@ -9,7 +9,7 @@ from .compiled import around, unseen
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Dict, List, Tuple
+    from typing import Any, Callable, Dict, List, Tuple
 
     from .recorder import Recorder
 
@@ -26,8 +26,12 @@ def install(recorder: Recorder, module: ModuleType) -> None:
 def install_interpreter(recorder: Recorder, module: ModuleType) -> None:
     """The same for kernels that Triton interprets (`TRITON_INTERPRET`)."""
     kind = getattr(module, "InterpretedFunction", None)
-    if kind is not None:
+    if kind is None:
+        return
+    if hasattr(kind, "run"):
         _wrap_run(recorder, kind)
+    else:
+        _wrap_later(recorder, kind)
 
 
 def install_autotuner(recorder: Recorder, module: ModuleType) -> None:
@@ -41,20 +45,44 @@ def _wrap_run(recorder: Recorder, kind: Any) -> None:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if warmup or not recorder.looking():
-            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
-        notes: Dict[str, Any] = {}
-        _note_launch(notes, grid, kwargs)
-        named = _pointers(recorder, self, args, kwargs)
-        return around(
-            recorder,
-            _name_of(self),
-            named,
-            lambda: original(self, *args, grid=grid, warmup=warmup, **kwargs),
-            notes,
-        )
+        call = functools.partial(original, self, *args, grid=grid, warmup=warmup, **kwargs)
+        return call() if warmup else _launched(recorder, self, (args, kwargs), grid, call)
 
     kind.run = run
+
+
+def _wrap_later(recorder: Recorder, kind: Any) -> None:
+    """Triton 3.0 gives each interpreted kernel its own `run`, and launches past it."""
+    original: Any = kind.__getitem__
+
+    @functools.wraps(original)
+    def __getitem__(self: Any, grid: Any) -> Any:
+        launch = original(self, grid)
+
+        def launched(*args: Any, **kwargs: Any) -> Any:
+            return _launched(
+                recorder, self, (args, kwargs), grid, functools.partial(launch, *args, **kwargs)
+            )
+
+        return launched
+
+    kind.__getitem__ = __getitem__
+
+
+def _launched(
+    recorder: Recorder,
+    kernel: Any,
+    arguments: Tuple[Tuple[Any, ...], Dict[str, Any]],
+    grid: Any,
+    call: Callable[[], Any],
+) -> Any:
+    if not recorder.looking():
+        return call()
+    args, kwargs = arguments
+    notes: Dict[str, Any] = {}
+    _note_launch(notes, grid, kwargs)
+    named = _pointers(recorder, kernel, args, kwargs)
+    return around(recorder, _name_of(kernel), named, call, notes)
 
 
 def _name_of(kernel: Any) -> str:

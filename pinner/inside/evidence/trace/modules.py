@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from .hashing import collected
-from .recorder import escaped
+from .recorder import escaped, is_older
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Tuple
@@ -26,8 +27,12 @@ def install(recorder: Recorder, module_class: Any) -> None:
     Dynamo takes what it finds there for the plain method (torch 2.13: `unpatched_nn_module_call`)
     and goes straight to `forward`; and the frame of the wrapper itself is never compiled.
     """
-    original = module_class.__call__
+    plain = original = module_class.__call__
     torch = recorder.torch
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    strict = is_older(torch, (2, 10))
+    if strict:
+        original = _with_dynamo(plain, frames.set_eval_frame)
     is_compiling = torch.compiler.is_compiling
     scripting = torch._C._get_tracing_state
 
@@ -48,11 +53,50 @@ def install(recorder: Recorder, module_class: Any) -> None:
         finally:
             recorder.leave()
 
-    module_class.__call__ = called
-    skip = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    if hasattr(skip, "skip_code"):
-        code: Any = called
-        skip.skip_code(code.__code__)  # type: ignore[union-attr]
+    hook: Any = _without_dynamo(torch, called, plain, frames.set_eval_frame) if strict else called
+    module_class.__call__ = hook
+    if hasattr(frames, "skip_code"):
+        frames.skip_code(hook.__code__)
+
+
+_dynamo = threading.local()
+
+
+def _without_dynamo(torch: Any, called: Any, plain: Any, set_eval_frame: Any) -> Any:
+    """Run our code without dynamo, where it looks into what a compiled module's call begins with.
+
+    Before torch 2.10 each frame of ours would be compiled.
+    """
+
+    is_compiling = torch.compiler.is_compiling
+
+    @functools.wraps(called)
+    def outside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return plain(self, *args, **kwargs)
+        prior = set_eval_frame(None)
+        before, _dynamo.callback = getattr(_dynamo, "callback", None), prior
+        try:
+            return called(self, *args, **kwargs)
+        finally:
+            _dynamo.callback = before
+            set_eval_frame(prior)
+
+    return outside
+
+
+def _with_dynamo(plain: Any, set_eval_frame: Any) -> Any:
+    """Run the module's own code as it would have been run."""
+
+    @functools.wraps(plain)
+    def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        set_eval_frame(_dynamo.callback)
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            set_eval_frame(None)
+
+    return inside
 
 
 def _path_of(module: Any, scopes: List[str]) -> str:

@@ -25,6 +25,7 @@ def install(recorder: Recorder) -> None:
     """
     torch = recorder.torch
     made = mode(recorder)
+    _teach_operators(torch, type(made))
     torch._C._push_on_torch_dispatch_stack(made)
     _follow_threads(torch, made)
 
@@ -32,6 +33,38 @@ def install(recorder: Recorder) -> None:
 def mode(recorder: Recorder) -> Any:
     """A mode that writes to this recorder."""
     return _mode_class(recorder.torch)(recorder)
+
+
+def _teach_operators(torch: Any, kind: type) -> None:
+    """Let higher-order operators pass our mode, where each of them wants a rule for it.
+
+    torch 2.4 to 2.6; later ones ask the mode (`supports_higher_order_operators`).
+    """
+    modes = sys.modules["torch.utils._python_dispatch"]
+    if hasattr(modes.TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    operators = torch._ops
+    create = operators.HigherOrderOperator.__init__
+
+    @functools.wraps(create)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        _teach(self, kind)
+
+    operators.HigherOrderOperator.__init__ = __init__
+    for operator in list(operators._higher_order_ops.values()):
+        _teach(operator, kind)
+
+
+def _teach(operator: Any, kind: type) -> None:
+    rules = getattr(operator, "python_key_table", None)  # torch 2.5 and 2.6
+    if rules is None:
+        rules = operator.python_key_mode_table
+    rules[kind] = functools.partial(_pass_on, operator)
+
+
+def _pass_on(operator: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
+    return made.__torch_dispatch__(operator, (), args, kwargs)
 
 
 def _follow_threads(torch: Any, made: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import json
+import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -423,6 +424,12 @@ def _copied(tensor: Any) -> Any:
         return tensor if plain else tensor.contiguous()
     except RuntimeError:  # sparse
         return tensor
+
+
+def is_older(torch: Any, version: Tuple[int, int]) -> bool:
+    """Whether this torch comes before a version; one that has no numbers is taken for newer."""
+    found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    return found is not None and (int(found[1]), int(found[2])) < version
 
 
 def escaped(name: str) -> str:
