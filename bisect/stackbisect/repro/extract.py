@@ -180,9 +180,10 @@ def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Out
     case = asked.capture(good, asked.argv, site, work / "capture", time_limit=limit)
     if isinstance(case, NoCase):
         return Outcome(NO_REPRO, f"{site.text}: {case.text}", site)
-    whole = prove.prove(case.files(), good, bad, say, times=1, time_limit=limit)
-    if isinstance(whole, NoProof):
-        return _no_repro(site, whole)
+    if asked.shrink is not None:
+        whole = prove.prove(case.files(), good, bad, say, times=1, time_limit=limit)
+        if isinstance(whole, NoProof):
+            return _no_repro(site, whole)
     smaller = _shrunk(case, good, bad, asked, say)
     content = dict(smaller.case.files())
     proof = prove.prove(content, good, bad, say, times=asked.times, time_limit=limit)
