@@ -195,6 +195,21 @@ def test_other_reasons_for_no_site(tmp_path: Path) -> None:
         assert answer.reason == reason, answer
 
 
+def test_an_operation_of_a_library_without_kernels_needs_no_deeper_look(tmp_path: Path) -> None:
+    lines = [always(event("op", "numpy.matmul", ["1", "2"], [out])) for out in ("3", "9")]
+    answer, levels = found(*lines, tmp_path)
+    assert isinstance(answer, Site)
+    assert (answer.name, levels) == ("numpy.matmul", ["ops", "ops"])
+
+
+def test_a_command_in_which_nothing_is_traced_says_so(tmp_path: Path) -> None:
+    answer, levels = found(always(), always(), tmp_path)
+    assert isinstance(answer, NoSite)
+    assert answer.reason == locating.UNTRACED
+    assert "nothing was traced" in answer.text
+    assert levels == ["ops", "kernels"]
+
+
 def test_a_command_that_fails_is_no_trace(tmp_path: Path) -> None:
     answer, _ = found(always(MM), always(MM), tmp_path, failure="the command ended with 1: oops")
     assert answer == NoSite(locating.FAILED, "in the good stack the command ended with 1: oops")

@@ -132,6 +132,7 @@ def _extract(
             diagnose=both.diagnose,
             times=arguments.runs,
             time_limit=limit,
+            scratch=both.scratch,
         )
         try:
             outcome = extract(both.good, both.bad, asked, world.watcher.says)

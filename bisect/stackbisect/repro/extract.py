@@ -18,7 +18,7 @@ from stackbisect.errors import UsageError
 from stackbisect.repro import differing, form, locate, prove, words
 from stackbisect.repro.locate import NoSite, Site
 from stackbisect.repro.prove import NoProof, Proof
-from stackbisect.repro.stacks import Stack
+from stackbisect.repro.stacks import Stack, folder
 
 Say = Callable[[str], object]
 
@@ -117,7 +117,7 @@ class Asked:
 
     argv: the user's command. out: the folder to write, which must not be there. shrink: None where
     the call is to stay as it is. culprit: what a bisection found, in words. times: how often the
-    folder is run in each stack.
+    folder is run in each stack. scratch: where sessions are made (`CandidateStack`).
     """
 
     argv: tuple[str, ...]
@@ -128,6 +128,7 @@ class Asked:
     diagnose: tuple[str, ...] = ()
     times: int = prove.TIMES
     time_limit: float | None = None
+    scratch: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,8 @@ def extract(good: Stack, bad: Stack, asked: Asked, say: Say) -> Outcome:
     """Do all of it. Raises UsageError, InfrastructureError and TraceError."""
     if asked.out.exists():
         raise UsageError(f"{asked.out}: expected a folder that is not there yet; give another -o")
-    work = Path(tempfile.mkdtemp(prefix="stackbisect-"))
-    try:
+    with folder(asked.scratch) as work:
         return _extract(good, bad, asked, work, say)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Outcome:

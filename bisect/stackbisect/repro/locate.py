@@ -29,7 +29,8 @@ HISTORY, OUTSIDE, UNTRACED, FAILED = "history", "outside", "untraced", "failed"
 _LEVELS = ("ops", "kernels")
 _CALLS = ("op", "kernel")
 _MODULES_ONLY = Scope(Window(), 1)
-_TORCH_ITSELF = "aten."
+# What computes these is compiled into their libraries: no kernel in them is seen any deeper.
+_NOTHING_BELOW = ("aten.", "numpy.", "scipy.")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def locate(
         found = found if isinstance(found, Site) and not isinstance(deeper, Site) else deeper
         if isinstance(found, NoSite) and found.reason in _FINAL:
             return found
-        if isinstance(found, Site) and found.name.startswith(_TORCH_ITSELF):
+        if isinstance(found, Site) and found.name.startswith(_NOTHING_BELOW):
             return found
     return found
 
@@ -155,6 +156,10 @@ def nothing_differs(report: Report) -> NoSite:
     """Why a comparison without a first mismatch has no site. Pure."""
     if report.incomparable is not None:
         why = report.incomparable
+        if why.reason == "nothing":
+            return NoSite(
+                UNTRACED, f"nothing was traced that can be compared in the two stacks: {why.text}"
+            )
         reason = RANKS if why.reason in ("world", "ranks") else STRUCTURE
         return NoSite(reason, f"the two stacks cannot be compared: {why.text}")
     if report.uncompared:

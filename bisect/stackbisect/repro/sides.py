@@ -24,17 +24,22 @@ from stackbisect.stages import chain
 from stackbisect.stages.confirm import Confirm
 
 GOOD, BAD = "good", "bad"
+_SCRATCH = "extract"
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Both stacks, and what is known of them. culprit, diagnose: as repro.toml has them."""
+    """Both stacks, and what is known of them.
+
+    culprit, diagnose: as repro.toml has them. scratch: where sessions are made (`CandidateStack`).
+    """
 
     good: Stack
     bad: Stack
     argv: tuple[str, ...]
     culprit: str = ""
     diagnose: tuple[str, ...] = ()
+    scratch: Path | None = None
 
 
 # -- this machine ----------------------------------------------------------------------------------
@@ -187,6 +192,7 @@ def of_bisection(
                     hidden_pythonpath=session_dir.hidden_pythonpath(environ),
                     env=choose.command_env(header.setup, environ),
                     variables=_variables(candidate),
+                    scratch=folder / _SCRATCH,
                 )
                 for name, candidate in ((GOOD, good), (BAD, bad))
             ]
@@ -196,9 +202,11 @@ def of_bisection(
                 tuple(argv) or header.command,
                 culprit(record),
                 ("stackbisect", "report", folder.name),
+                folder / _SCRATCH,
             )
         finally:
             runtime.close()
+            shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
 
 
 def pair(record: Record, folder: Path) -> tuple[Candidate, Candidate]:

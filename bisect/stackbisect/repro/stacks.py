@@ -148,7 +148,7 @@ class PythonStack:
         time_limit: float | None = None,
     ) -> Ran:
         """See `Stack`."""
-        with _folder() as place:
+        with folder() as place:
             work = place / _WORK
             _fill(work, files)
             log, stdout = place / "log", place / "stdout"
@@ -201,7 +201,8 @@ class PythonStack:
 class CandidateStack:
     """A candidate of a bisection, or an image: whatever a runtime can try.
 
-    env: variables set for every command, as the bisection set them.
+    env: variables set for every command, as the bisection set them. scratch: where its sessions
+    are made, a folder that the stack's machine sees too; None where any will do.
     """
 
     name: str
@@ -211,6 +212,7 @@ class CandidateStack:
     hidden_pythonpath: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    scratch: Path | None = None
 
     def run(
         self,
@@ -221,7 +223,7 @@ class CandidateStack:
         time_limit: float | None = None,
     ) -> Ran:
         """See `Stack`. The files travel in the session's folder."""
-        with _folder() as place:
+        with folder(self.scratch) as place:
             command = ("sh", "-c", _IN_WORK, "sh", *argv)
             sessions = Sessions(place, self.hidden_pythonpath)
             job = _job(place, command, sessions, self.candidate)
@@ -280,11 +282,11 @@ def _with(
     return replace(job, workdir=workdir, time_limit=time_limit, env=dict(env or {}))
 
 
-def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(parents=True)
+def _fill(target: Path, files: Mapping[str, bytes]) -> None:
+    target.mkdir(parents=True)
     for name, content in files.items():
-        place = folder / name
-        if not place.resolve().is_relative_to(folder.resolve()):
+        place = target / name
+        if not place.resolve().is_relative_to(target.resolve()):
             raise UsageError(f"expected a file below the working folder, found {name!r}")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
@@ -300,7 +302,7 @@ def _new_files(work: Path, before: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _caches(place: Path) -> dict[str, str]:
-    return {name: str(place / "caches" / folder) for name, folder in caches.FOLDERS.items()}
+    return {name: str(place / "caches" / each) for name, each in caches.FOLDERS.items()}
 
 
 def _text(path: Path) -> str:
@@ -308,8 +310,11 @@ def _text(path: Path) -> str:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="stackbisect-"))
+def folder(root: Path | None = None) -> Iterator[Path]:
+    """A folder that is gone afterwards, in `root` where there is one."""
+    if root is not None:
+        root.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="stackbisect-", dir=root))
     try:
         yield place
     finally:
