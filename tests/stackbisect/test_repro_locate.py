@@ -164,7 +164,36 @@ def test_a_stack_that_does_not_repeat_itself_is_refused(restless: str, tmp_path:
     assert answer.reason == locating.UNSTABLE
     assert f"the {restless} stack does not repeat itself" in answer.text
     assert "aten.sum.default" in answer.text
-    assert levels == ["ops", "ops"]
+    assert levels == ["ops", "ops", "kernels", "kernels"]
+
+
+def test_unstable_inside_of_a_kernel_is_not_unstable(tmp_path: Path) -> None:
+    def lines(out: str) -> Lines:
+        kernel = event("kernel", "lib.norm:norm_kernel", ["1"], [out])
+
+        def level_lines(level: str, number: int) -> list[Line]:
+            inner = event("op", "aten.set_.source_Storage", [], [str(80 + number)])
+            return [kernel] if level == "kernels" else [inner, event("op", "aten.mm", [], [out])]
+
+        return level_lines
+
+    answer, _ = found(lines("3"), lines("9"), tmp_path)
+    assert isinstance(answer, Site)
+    assert answer.name == "lib.norm:norm_kernel"
+
+
+def test_a_kernel_that_fills_memory_nobody_wrote_is_a_site(tmp_path: Path) -> None:
+    def lines(out: str, **extra: Any) -> Lines:
+        kernel = event("kernel", "triton:train:kernel", ["1", "2"], [out])
+        kernel["in"][1][1] = None
+        return always({**kernel, "x": extra})
+
+    full = {"uninitialised": True, "writes": ["1"]}
+    answer, _ = found(lines("3", **full), lines("9", **full), tmp_path / "full")
+    assert isinstance(answer, Site)
+    assert answer.kind == "kernel"
+    answer, _ = found(lines("3"), lines("9"), tmp_path / "unknown")
+    assert isinstance(answer, NoSite), "an input that was not looked at may be what differs"
 
 
 def test_a_random_operation_says_that_its_generator_is_an_input(tmp_path: Path) -> None:

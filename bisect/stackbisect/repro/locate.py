@@ -107,7 +107,9 @@ def locate(
     return found
 
 
-_FINAL = (UNSTABLE, RANKS, FAILED, HISTORY)
+# What no deeper look changes. Not that a stack is unstable: of a launch under Triton's interpreter
+# the level "ops" sees the inner operations, which look at memory that nobody wrote yet.
+_FINAL = (RANKS, FAILED, HISTORY)
 
 
 @dataclass
@@ -205,13 +207,30 @@ def site(report: Report, level: str, *, modules: bool) -> Site | NoSite:
             f"the state of a random number generator differs first ({first}): it depends on all "
             "that was drawn before, not on the inputs of one call",
         )
-    if kind in (trace_reading.ORIGIN, trace_reading.RANDOM) and event.kind in _CALLS:
+    if event.kind in _CALLS and (kind in _SEEN_WHOLE or _writes_over(head)):
         return _site(event, head.rank, level, first, random=kind == trace_reading.RANDOM)
     if modules:
         found = _module(report, first)
         if found is not None:
             return found
     return _no_producer(kind, first)
+
+
+_SEEN_WHOLE = (trace_reading.ORIGIN, trace_reading.RANDOM)
+
+
+def _writes_over(head: RankFinding) -> bool:
+    """Whether all that was not compared is memory that nobody wrote before this call.
+
+    So it is of most kernels: `out = torch.empty(…)`, and the launch fills it. One that read what
+    was there would not repeat itself.
+    """
+    assert head.reading is not None
+    assert head.mismatch is not None
+    if head.reading.kind not in (trace_reading.RESULT, trace_reading.UNWRITTEN):
+        return False
+    both = head.mismatch.first, head.mismatch.second
+    return head.mismatch.inputs > 0 and all(each.extra.get("uninitialised") for each in both)
 
 
 def _no_producer(kind: str, first: str) -> NoSite:
