@@ -311,7 +311,7 @@ def podman_service() -> Daemon:
         argv = [
             *("env", f"CONTAINERS_CONF={folder}/containers.conf"),
             f"CONTAINERS_REGISTRIES_CONF={folder}/registries.conf",
-            *("podman", f"--root={folder}/root", f"--runroot={folder}/run"),
+            *("podman", f"--root={folder}/storage", f"--runroot={folder}/run"),
             *("system", "service", "--time=0", address),
         ]
         daemon = Daemon("podman", tuple(argv), place, lambda: docker_answers(address), address)
