@@ -206,6 +206,15 @@ def test_metadata_and_bytecode_of_the_version_before_go() -> None:
     assert f"/{SITE}/a" not in removed
 
 
+def test_bytecode_goes_with_a_source_that_is_in_no_package() -> None:
+    """Layers of one date hold sources of one date: Python would take what was compiled before."""
+    cached = "opt/app/__pycache__/{}.cpython-311.pyc"
+    good = Invented({"opt/app/a.py": "1", cached.format("a"): "1", "opt/app/b.py": "1"})
+    bad = Invented({f"opt/app/{x}.py": "2" for x in "ab"} | {cached.format(x): "2" for x in "ab"})
+    made, _ = _grafted(good, bad, lambda each: True)
+    assert made == good.files()
+
+
 def test_a_file_that_another_distribution_brings_too_stays() -> None:
     shared = {"nvidia/__init__.py": ""}
     bad = Invented(
@@ -253,6 +262,18 @@ def test_a_library_lands_where_the_bases_loader_looks() -> None:
     assert {path: text for path, text in made.items() if "cublas" in path} == {
         f"{folder}/libcublas.so.12.2.0": "12.2",
         f"{folder}/libcublas.so.12": "-> libcublas.so.12.2.0",
+    }
+
+
+def test_copies_of_one_library_do_not_change_places() -> None:
+    def image(end: str, other: str) -> Invented:
+        return Invented({"opt/m/libx.so.1": end, f"opt/{other}/libx.so.1": f"other {end}"})
+
+    good, bad = image("good", "z"), image("bad", "a")
+    made, _ = _grafted(good, bad, lambda each: True, "/opt/m/libx.so.1")
+    assert {path: text for path, text in made.items() if "libx" in path} == {
+        "opt/m/libx.so.1": "good",
+        "opt/a/libx.so.1": "other good",
     }
 
 

@@ -172,6 +172,18 @@ def test_many_files_count_by_their_folders() -> None:
     assert len(paths) == len(set(paths)) == 270
 
 
+def test_a_folder_brings_no_library_that_is_a_component_of_its_own() -> None:
+    library = "opt/lib/deep/libfast.so.1"
+    images = [
+        Invented({f"opt/lib/deep/f{k}": text for k in range(2 * MOST_FILES)} | {library: text})
+        for text in ("x", "y")
+    ]
+    found = _found(*images, f"/{library}", files=True)
+    pair = _pair(*images)
+    brought = [each.id for each in found if library in pair.paths(each, pair.good)]
+    assert brought == ["library:libfast.so"]
+
+
 def test_only_named_components_are_left() -> None:
     images = [
         Invented(wheels=[wheel("a", v, {"a.py": v}), wheel("b", v, {"b.py": v})]) for v in "12"

@@ -52,7 +52,7 @@ from stackbisect.spaces.ownership import Owned
 
 REPOSITORY = "stackbisect-derived"
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of how images are built: an image that an older program built is not taken."""
 
 _EXPORTED_MEANWHILE = 32 << 20

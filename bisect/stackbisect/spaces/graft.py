@@ -104,9 +104,10 @@ def _moved_folders(here: Collection[str], there: Collection[str]) -> dict[str, s
     """Donor's folder → the base's, where a library lies in folders named after a release.
 
     The base's loader looks in its own (/usr/local/cuda-12.4), not in the donor's (cuda-12.2).
+    Copies in a folder that both have stay there.
     """
-    ours = sorted({posixpath.dirname(path) for path in here})
-    theirs = sorted({posixpath.dirname(path) for path in there})
+    base, donor = ({posixpath.dirname(path) for path in paths} for paths in (here, there))
+    ours, theirs = sorted(base - donor), sorted(donor - base)
     if len(ours) != len(theirs):
         return {}
     return dict(zip(theirs, ours, strict=True))

@@ -19,7 +19,7 @@ from stackbisect.runtimes.container_options import hide_secret
 from stackbisect.spaces import pins
 from stackbisect.spaces.components import Component, Inventory, Kind
 from stackbisect.spaces.image_files import ImageFiles
-from stackbisect.spaces.ownership import Owned, Part
+from stackbisect.spaces.ownership import Owned, Part, compiled
 
 HIDDEN = "<hidden>"
 MOST_FILES = 40
@@ -116,7 +116,9 @@ class Pair:
         else:
             named = frozenset((component.name[1:],)) if component.kind == "file" else frozenset()
         entries = end.files.entries
-        return frozenset(path for path in named if path in entries and entries[path].kind != "d")
+        there = frozenset(path for path in named if path in entries and entries[path].kind != "d")
+        # Cached bytecode goes with its source: Python takes it where only time and size agree.
+        return there | compiled(end.files, there)
 
 
 def paths_of_part(kind: str, name: str, end: Owned) -> frozenset[str]:
@@ -135,7 +137,7 @@ def inventory(pair: Pair, loaded: Iterable[str], *, files: bool = False) -> Inve
     libraries = _libraries(pair, loaded)
     taken = {path for each in libraries for path in pair.libraries[each.name]}
     left = sorted(pair.computed_with - taken)
-    others = _files(pair, left) if files else []
+    others = _files(pair, left, taken) if files else []
     notes = [] if files or not left else [_files_note(left)]
     components = (
         *_in_order(pair, grouped),
@@ -293,9 +295,9 @@ def _same(good: ImageFiles, bad: ImageFiles, path: str) -> bool:
     return (left.kind, left.mode, left.mark) == (right.kind, right.mode, right.mark)
 
 
-def _files(pair: Pair, paths: Sequence[str]) -> list[Component]:
+def _files(pair: Pair, paths: Sequence[str], apart: Collection[str]) -> list[Component]:
     found = []
-    for name in _grouped(paths):
+    for name in _grouped(paths, apart):
         held = [path for path in paths if path == name or _is_below(path, name)]
         values = [_files_value(end.files, held, name) for end in (pair.good, pair.bad)]
         found.append(Component("file", f"/{name}", *values))
@@ -306,19 +308,21 @@ def _is_below(path: str, name: str) -> bool:
     return name.endswith("/") and path.startswith(name)
 
 
-def _grouped(paths: Sequence[str]) -> list[str]:
+def _grouped(paths: Sequence[str], apart: Collection[str] = ()) -> list[str]:
     """The paths themselves, or folders (with a / at the end) that hold many of them.
 
-    The fullest folder is opened again and again as long as there are not too many groups.
+    The fullest folder is opened again and again as long as there are not too many groups. One that
+    holds a path of another component (`apart`) is always opened: it would bring that one along.
     """
     groups = _opened(paths, "")
     while True:
         folders = [name for name in groups if name.endswith("/")]
-        fullest = max(folders, key=lambda name: (len(groups[name]), name), default=None)
+        mixed = [name for name in folders if any(path.startswith(name) for path in apart)]
+        fullest = max(mixed or folders, key=lambda name: (len(groups[name]), name), default=None)
         if fullest is None:
             return sorted(groups)
         inner = _opened(groups[fullest], fullest)
-        if len(groups) - 1 + len(inner) > MOST_FILES:
+        if not mixed and len(groups) - 1 + len(inner) > MOST_FILES:
             return sorted(groups)
         del groups[fullest]
         groups.update(inner)

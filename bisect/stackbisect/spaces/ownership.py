@@ -133,7 +133,7 @@ def _distribution(files: ImageFiles, name: str, places: Mapping[str, str]) -> Pa
     return Part(
         name=name,
         version=", ".join(shown) if several else next(iter(places.values())),
-        paths=frozenset(paths | _compiled(files, paths)),
+        paths=frozenset(paths | compiled(files, paths)),
         content=_content(files, _below_sites(paths, sites)),
         pins=pins.pinned(required),
     )
@@ -185,7 +185,7 @@ def _is_file(files: ImageFiles, path: str) -> bool:
     return entry is not None and entry.kind != "d"
 
 
-def _compiled(files: ImageFiles, paths: Iterable[str]) -> set[str]:
+def compiled(files: ImageFiles, paths: Iterable[str]) -> set[str]:
     """The cached bytecode of modules, by whatever Python, that stands beside them."""
     found: set[str] = set()
     stems: dict[str, set[str]] = {}
@@ -270,7 +270,7 @@ def _package(
     paths = {path for path in map(files.canonical, text.splitlines()) if _is_file(files, path)}
     switches = {path for target, group in chosen if target in paths for path in group}
     own = {*lists.get(key, ()), f"{DPKG}/status.d/{plain}", f"{DPKG}/status.d/{plain}.md5sums"}
-    every = paths | _compiled(files, paths) | switches | {p for p in own if p in files.entries}
+    every = paths | compiled(files, paths) | switches | {p for p in own if p in files.entries}
     return Part(
         name=name,
         version=_field(stanza, "Version"),
