@@ -26,8 +26,8 @@ Say = Callable[[str], object]
 EXTRACTED, NOT_REPRODUCED, NO_REPRO, UNTESTABLE = 0, 1, 2, 4
 _STATUS = {
     EXTRACTED: "extracted",
-    NOT_REPRODUCED: "not reproduced",
-    NO_REPRO: "no repro",
+    NOT_REPRODUCED: "not_reproduced",
+    NO_REPRO: "no_repro",
     UNTESTABLE: "untestable",
 }
 _EXITS = {
@@ -143,7 +143,7 @@ class Outcome:
 
     @property
     def status(self) -> str:
-        """One word or two, for programs."""
+        """One word, for programs."""
         return _STATUS[self.exit]
 
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,7 +123,9 @@ def of_images(
         "transfer": "auto",
         "image_budget": None,
     }
-    runtime = choose.runtime(setup, workdir / journal.ROOT / "extract", environ, tell)
+    # A name of its own: the first probe sweeps away what another program of this name left.
+    own = workdir / journal.ROOT / f"{_SCRATCH}-{secrets.token_hex(4)}"
+    runtime = choose.runtime(setup, own, environ, tell)
     try:
         good, bad = (
             CandidateStack(name, runtime, candidate, workdir)
