@@ -13,7 +13,7 @@ import pytest
 
 from stackbisect.errors import UsageError
 from stackbisect.repro import extract as extracting
-from stackbisect.repro import form
+from stackbisect.repro import form, prove
 from stackbisect.repro.extract import Asked, NoCase, Smaller, extract
 from stackbisect.repro.stacks import PythonStack, Stack, Watched
 from tests.stackbisect.test_repro_locate import MM, OTHER_MM, Lines, Written, always, event
@@ -147,6 +147,20 @@ def test_the_folder_says_what_was_found_and_shows_it(tmp_path: Path) -> None:
     assert "0x3f800000 and 0x40000000" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found"]
     assert outcome.to_json()["digests"]["bad"] == dict(bad.digests)
+
+
+def test_what_was_written_can_be_proved_again(tmp_path: Path) -> None:
+    both = stacks(tmp_path)
+    out = tmp_path / "found"
+    extract(*both, asked(tmp_path, Call()), quiet)
+    made = form.read(out)
+    expected = {each.name: each.digests for each in made.stacks}
+    proof = prove.prove(prove.files(out), *both, quiet, command=made.run.command, times=1)
+    assert proof == prove.Proof(expected["good"], expected["bad"], 1)
+    other = dict(expected, bad=expected["good"])
+    refused = prove.prove(prove.files(out), *both, quiet, times=1, expected=other)
+    assert isinstance(refused, prove.NoProof)
+    assert "the bad stack gave other bits than repro.toml says for out" in refused.text
 
 
 def test_an_interrupted_shrink_keeps_the_best_so_far(tmp_path: Path) -> None:
