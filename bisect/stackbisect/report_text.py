@@ -199,8 +199,11 @@ def _changes(names: Mapping[str, Sequence[str | None]]) -> Iterator[str]:
         if count == _SHOWN_DIFFERENCES:
             yield f"    ... and {len(names) - count} more (--json has all)"
             return
-        yield f"    {name:{width}}  {_or_absent(old)} → {_or_absent(new)}"
+        yield f"    {name:{width}}  {_change(old, new)}"
 
 
-def _or_absent(value: str | None) -> str:
-    return "(absent)" if value is None else value
+def _change(old: str | None, new: str | None) -> str:
+    """A commit's file that is at both ends has no value before: it is changed."""
+    if old == "":
+        return new or "(absent)"
+    return " → ".join("(absent)" if value is None else value for value in (old, new))

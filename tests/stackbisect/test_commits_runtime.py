@@ -332,6 +332,8 @@ def test_a_submodule_that_the_user_has_already_needs_no_url(tmp_path: Path) -> N
     clone = ("clone", "--quiet", "--recurse-submodules", str(tmp_path / "top"), "mine")
     repositories.git(tmp_path, *allow, *clone)
     repositories.git(tmp_path / "mine", "fetch", "--quiet", "origin", known["a"])
+    inner = Repository(tmp_path / "mine/.git/modules/the lib")  # says ../../../lib
+    assert inner.path == str(tmp_path / "mine/lib")
     shutil.rmtree(tmp_path / "lib")
     probe = Bench(tmp_path / "bisection", tmp_path / "mine")
     assert [probe.out(probe(known[name], "cat lib/w")) for name in "ab"] == [["1"], ["2"]]

@@ -106,7 +106,8 @@ class Repository:
     @property
     def path(self) -> str:
         """Its working tree; the repository itself where it is bare."""
-        return str(self._repo.working_tree_dir or self.git_dir)
+        # A submodule's own repository says where its tree is relative to itself.
+        return os.path.normpath(os.path.join(self.git_dir, self._repo.working_tree_dir or ""))
 
     @property
     def shallow(self) -> bool:
