@@ -6,6 +6,8 @@ what must go is removed, then its tar is unpacked over what is there.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import shlex
 import tarfile
@@ -226,6 +228,28 @@ def test_a_file_that_another_distribution_brings_too_stays() -> None:
     both = [Component("distribution", name, None, "2") for name in "xy"]
     graft = grafts.plan(_pair(Invented(), bad), both)
     assert f"{SITE}/nvidia/__init__.py" in graft.remove
+
+
+@pytest.mark.parametrize("last", ["x", "y"])
+def test_a_file_of_two_distributions_goes_with_the_one_that_wrote_it(last: str) -> None:
+    def image(version: str) -> Invented:
+        made = {
+            name: wheel(name, version, {"both.py": f"{name} {version}", f"{name}.py": version})
+            for name in "xy"
+        }
+        for name, files in made.items():
+            digest = hashlib.sha256(f"{name} {version}".encode()).digest()
+            wanted = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+            record = f"{SITE}/{name}-{version}.dist-info/RECORD"
+            files[record] = files[record].replace("both.py,sha256=x", f"both.py,sha256={wanted}")
+        return Invented(
+            wheels=sorted(made.values(), key=lambda files: f"{SITE}/{last}.py" in files)
+        )
+
+    good, bad = image("1"), image("2")
+    for swapped in "xy":
+        made, _ = _grafted(good, bad, lambda each, name=swapped: each.name == name)  # type: ignore[misc]
+        assert made[f"{SITE}/both.py"] == f"{last} {1 if swapped == last else 2}"
 
 
 def test_dpkg_says_lib_where_the_file_is_in_usr() -> None:

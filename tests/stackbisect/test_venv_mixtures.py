@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import pytest
 from pinner import shipped
 from pinner.launch import session_dir
 from stackbisect.probe import Candidate, EvidenceOptions, Job, ProbeResult, Unsupported
-from stackbisect.runtimes import loaded
+from stackbisect.runtimes import loaded, venv_graft
 from stackbisect.runtimes.base_python import find_base
 from stackbisect.runtimes.venv import VenvRuntime
 from stackbisect.spaces import pins
@@ -152,6 +153,25 @@ def test_a_mixture_needs_no_index(lab: Lab) -> None:
         assert bits(lab.probe(mixture(lab, "scaling")))
     finally:
         away.rename(lab.store)
+
+
+@pytest.mark.parametrize("last", ["one", "two"])
+def test_a_file_of_two_distributions_comes_from_the_one_that_wrote_it(
+    tmp_path: Path, last: str
+) -> None:
+    """Where pip installs over a file, the list of the distribution before has another digest."""
+    for version in ("good", "bad"):
+        for name in sorted(("one", "two"), key=lambda each: each == last):
+            made = wheels.write(tmp_path, name, version, {"both.py": f"{name} {version}"})
+            with zipfile.ZipFile(made) as wheel:
+                wheel.extractall(tmp_path / version)
+    for name in ("one", "two"):
+        into = tmp_path / f"mixture-{name}"
+        for each in ("one", "two"):
+            donor = tmp_path / ("good" if each == name else "bad")
+            (info,) = donor.glob(f"{each}-*.dist-info")
+            venv_graft.graft(each, info, donor, into)
+        assert (into / "both.py").read_text() == f"{last} {'good' if name == last else 'bad'}"
 
 
 def test_programs_of_a_mixture_start_its_own_python(lab: Lab) -> None:

@@ -7,8 +7,10 @@ installer's, an environment's files are replaced, never written into.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -27,8 +29,10 @@ def graft(name: str, info: Path, donor: Path, into: Path) -> None:
 
     Raises GraftError where its files are not all known or not all there, OSError for the disk.
     """
-    for source in _files(name, info, donor):
+    for source, digest in _files(name, info, donor):
         target = into / source.relative_to(donor)
+        if target.exists() and not _wrote(source, digest):
+            continue  # another distribution's, which was installed over this one's
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             target.unlink()
@@ -38,7 +42,8 @@ def graft(name: str, info: Path, donor: Path, into: Path) -> None:
             _link(source, target)
 
 
-def _files(name: str, info: Path, donor: Path) -> Iterator[Path]:
+def _files(name: str, info: Path, donor: Path) -> Iterator[tuple[Path, str]]:
+    """Each file, and the digest of it that RECORD has ("" where it has none)."""
     record = info / "RECORD"
     try:
         rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines()))
@@ -54,9 +59,18 @@ def _files(name: str, info: Path, donor: Path) -> Iterator[Path]:
         if donor not in source.parents:
             raise GraftError(f"{name}: {row[0]} lies outside its environment")
         if source.is_file():
-            yield source
+            yield source, row[1] if len(row) > 1 else ""
         elif source.suffix != _COMPILED:
             raise GraftError(f"{name}: its RECORD lists {row[0]}, which is not there")
+
+
+def _wrote(source: Path, digest: str) -> bool:
+    """Whether a file is what RECORD says; true where it does not say, or not as SHA-256."""
+    algorithm, _, wanted = digest.partition("=")
+    if algorithm != "sha256":
+        return True
+    found = base64.urlsafe_b64encode(hashlib.sha256(source.read_bytes()).digest())
+    return found.decode().rstrip("=") == wanted.rstrip("=")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ files, and what Debian's alternatives point at them.
 
 from __future__ import annotations
 
+import base64
 import csv
 import email.parser
 import hashlib
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from stackbisect.spaces import image_contents, pins
+from stackbisect.spaces import image_contents, image_files, pins
 from stackbisect.spaces.image_contents import normalised
 from stackbisect.spaces.image_files import DPKG, ImageFiles
 
@@ -88,7 +89,7 @@ def read(files: ImageFiles, environment: Iterable[str]) -> Owned:
             by_package[name] = debian
     return Owned(
         files=files,
-        distributions={name: _distribution(files, name, by_name[name]) for name in sorted(by_name)},
+        distributions=_distributions(files, by_name),
         packages=packages,
         by_package=by_package,
         environment={name: value for name, _, value in (text.partition("=") for text in texts)},
@@ -120,11 +121,46 @@ def _name_and_version(path: str, text: str) -> tuple[str, str]:
     return normalised(headers.get("Name") or stem[0]), version
 
 
-def _distribution(files: ImageFiles, name: str, places: Mapping[str, str]) -> Part:
-    paths: set[str] = set()
+def _distributions(files: ImageFiles, by_name: Mapping[str, Mapping[str, str]]) -> dict[str, Part]:
+    """Each distribution with its files.
+
+    Where several list one file, it is of those whose list has the digest of what is there: they
+    wrote it last. Where none has, nobody can tell, and it is of all.
+    """
+    listed = {name: _listed(files, by_name[name]) for name in sorted(by_name)}
+    wrote = {path for paths in listed.values() for path, own in paths.items() if own}
+    return {
+        name: _distribution(
+            files, name, by_name[name], {p for p, own in paths.items() if own or p not in wrote}
+        )
+        for name, paths in listed.items()
+    }
+
+
+def _listed(files: ImageFiles, places: Iterable[str]) -> dict[str, bool]:
+    """The paths of a distribution, and whether RECORD has the digest of what is there."""
+    found = {path: False for metadata in places for path in _paths_of(files, metadata)}
+    for metadata in places:
+        record = files.texts.get(f"{_place(metadata)}/RECORD", "")
+        for row in csv.reader(record.splitlines()):
+            if len(row) > 1 and row[1].startswith("sha256="):
+                path = _path_in(files, _site(metadata), row[0])
+                if path in found:
+                    found[path] |= files.entries[path].mark == _mark(row[1][7:])
+    return found
+
+
+def _mark(digest: str) -> str:
+    """A digest of RECORD (base64) as an image's files have it; "" for what is none."""
+    try:
+        return base64.urlsafe_b64decode(f"{digest}==").hex()[: image_files.DIGEST]
+    except ValueError:
+        return ""
+
+
+def _distribution(files: ImageFiles, name: str, places: Mapping[str, str], paths: set[str]) -> Part:
     required: list[str] = []
     for path in places:
-        paths.update(_paths_of(files, path))
         headers = email.parser.HeaderParser().parsestr(files.texts[path])
         required += headers.get_all("Requires-Dist") or []
     several = len(set(places.values())) > 1
@@ -166,9 +202,13 @@ def _paths_of(files: ImageFiles, metadata: str) -> Iterator[str]:
 
 def _there(files: ImageFiles, folder: str, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        path = files.canonical(posixpath.normpath(posixpath.join("/", folder, name)))
+        path = _path_in(files, folder, name)
         if _is_file(files, path):
             yield path
+
+
+def _path_in(files: ImageFiles, folder: str, name: str) -> str:
+    return files.canonical(posixpath.normpath(posixpath.join("/", folder, name)))
 
 
 def _modules(files: ImageFiles, site: str, names: Sequence[str]) -> Iterator[str]:
