@@ -15,7 +15,7 @@ import pytest
 
 from stackbisect import journal, progress
 from stackbisect.bisection import Bisection
-from stackbisect.probe import Runtime
+from stackbisect.probe import ProbeResult, Runtime
 from stackbisect.runtimes.venv import VenvRuntime
 from stackbisect.spaces.components import Inventory
 from stackbisect.stage import Batch, Context
@@ -81,6 +81,30 @@ def test_one_culprit_among_many_is_found_and_shown_both_ways(tmp_path: Path, job
     assert record.conclusions["confirm"]["status"] == "confirmed"
     assert runtime.looked == 1
     assert json.loads(json.dumps(record.conclusions)) == record.conclusions
+
+
+def test_by_exit_codes_parts_that_do_not_fit_may_be_blamed_and_that_is_said(tmp_path: Path) -> None:
+    first, second, culprit = ids = names(3)
+
+    def crash(values: Values) -> bool:
+        return values[first] != values[second]
+
+    class Crashing(Simulated):
+        def run(self, *args: Any) -> ProbeResult:
+            values = self.values(args[0])
+            return replace(
+                super().run(*args), exit_code=int(crash(values) or values[culprit] == BAD)
+            )
+
+    runtime = Crashing(tables(ids), lambda values, _: "g")
+    by_codes = replace(header(len(runtime.tables)), verdict="exit-code")
+    record = go(journal.create(tmp_path / "codes", by_codes), runtime)
+    assert {first} in blamed(record)
+    assert "do not fit each other counts as bad" in str(record.conclusions["components"]["notes"])
+    others = any_of({culprit})
+    by_bits = Simulated(tables(ids), lambda values, n: "x" if crash(values) else others(values, n))
+    record = search(tmp_path, by_bits)
+    assert (blamed(record), record.conclusions["components"]["notes"]) == ([{culprit}], [])
 
 
 def test_nothing_is_tried_again_that_the_search_before_has_shown(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from stackbisect.journal import Record
 
 NAME = "components"
+_CRASHES = (
+    "by exit codes a mixture whose parts do not fit each other counts as bad like one with the "
+    "fault: look into the logs of the proof's bad probes, or take evidence instead"
+)
 _NAMED = 3
 """So many components are named in a label; more are counted."""
 
@@ -234,8 +238,14 @@ class _Told:
             "at": at,
             "swap_test": self._swap_test(),
             "components": len(stacks.everything),
-            "notes": list(stacks.inventory.notes),
+            "notes": self._notes(answer),
         }
+
+    def _notes(self, answer: culprits.Answer) -> list[str]:
+        found = list(self.stacks.inventory.notes)
+        if self.rule.name == "exit-code" and answer.culprits:
+            found.append(_CRASHES)
+        return found
 
     def _culprit(self, culprit: culprits.Culprit, answer: culprits.Answer) -> dict[str, Any]:
         stacks = self.stacks
