@@ -29,12 +29,12 @@ from typing import Any
 from stackbisect.probe import Candidate, InfrastructureError, Job
 from stackbisect.runtimes import caches, container_options, here, process
 from stackbisect.runtimes.sources import Absent, Git, GitFailed, Sources, environment, has
+from stackbisect.runtimes.turns import Turns
 from stackbisect.spaces.commits import Repository, reading
 
 CHECKOUTS, BUILDS = "checkouts", "builds"
 COMMIT = "STACKBISECT_COMMIT"
 _COMPLETE = "build.json"
-_WAIT_S = 0.2
 # Below this a build that failed says nothing about the commit.
 _FULL_BYTES = 16 << 20
 
@@ -83,7 +83,7 @@ class Checkouts:
     environ: Mapping[str, str]
     secret: frozenset[str] = frozenset()
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _locks: dict[str, threading.Lock] = field(default_factory=dict, repr=False)
+    _turns: Turns = field(default_factory=Turns, repr=False)
     _swept: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Checkouts:
             return
         key = wanted.key(self._visible(job.env))
         place = self.folder / CHECKOUTS / key
-        with self._alone(key, job), _removed(place):
+        with self._turns.alone(key, job.stop.is_set), _removed(place):  # the path is the commit's
             self._built(wanted, key, place, job)
             yield place
 
@@ -135,19 +135,6 @@ class Checkouts:
             for each in (self.folder / BUILDS).glob("*"):
                 if not (each / _COMPLETE).exists():
                     remove(each)
-
-    @contextlib.contextmanager
-    def _alone(self, key: str, job: Job) -> Iterator[None]:
-        """Wait for the checkout's path: two probes of one commit take turns."""
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        while not lock.acquire(timeout=_WAIT_S):
-            if job.stop.is_set():
-                raise process.Stopped("the program stops")
-        try:
-            yield
-        finally:
-            lock.release()
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -220,8 +207,8 @@ class Checkouts:
         total = 0
         for marker in by_use:
             total += int(json.loads(marker.read_text())["bytes"])
-            lock = self._locks.get(marker.parent.name)
-            if total <= self.budget or marker.parent == newest or (lock and lock.locked()):
+            in_use = marker.parent == newest or self._turns.taken(marker.parent.name)
+            if total <= self.budget or in_use:
                 continue
             marker.unlink()
             remove(marker.parent)

@@ -11,9 +11,8 @@ import contextlib
 import hashlib
 import os
 import re
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from stackbisect.runtimes import container_options, here, host, host_probe, proc
 from stackbisect.runtimes.checkouts import Refused, remove
 from stackbisect.runtimes.commits import described_host, underived
 from stackbisect.runtimes.machine import Here, Machine, Unfit
+from stackbisect.runtimes.turns import Turns
 from stackbisect.spaces.components import Component, Inventory
 
 CANDIDATE, FOLDER = "STACKBISECT_CANDIDATE", "STACKBISECT_FOLDER"
 CANDIDATES = "candidates"
 # Written last, beside the folder: one without it was left half-prepared.
 _COMPLETE = ".prepared"
-_WAIT_S = 0.2
 
 
 class LocalRuntime:
@@ -54,8 +53,7 @@ class LocalRuntime:
         self._environ = dict(environ)
         self._secret = secret
         self._machine = machine or Here()
-        self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
+        self._turns = Turns()
 
     def describe(self) -> dict[str, Any]:
         """How candidates are prepared, this machine, and the variables that bear on numbers."""
@@ -75,9 +73,9 @@ class LocalRuntime:
         environ = {**self._environ, CANDIDATE: base.label, FOLDER: str(place)}
         secrets = container_options.secret_values({**environ, **job.env}, self._secret)
         try:
-            with self._alone(place.name, job):
+            with self._turns.alone(place.name, job.stop.is_set):
                 self._prepared(place, environ, job, secrets)
-            with self._alone("", job) if job.evidence.files else contextlib.nullcontext():
+            with self._files_turn(job):
                 key = host_probe.key(base.id, job)
                 return here.run(
                     job, environ, secrets, started, facts, machine=self._machine, key=key
@@ -115,6 +113,11 @@ class LocalRuntime:
         remove(self._folder)
         return len(found)
 
+    def _files_turn(self, job: Job) -> contextlib.AbstractContextManager[None]:
+        if not job.evidence.files:
+            return contextlib.nullcontext()
+        return self._turns.alone("", job.stop.is_set)
+
     def _place(self, candidate: Candidate) -> Path:
         digest = hashlib.sha256(f"{self._prepare}\0{candidate.id}".encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", candidate.label)[:60].lstrip(".")
@@ -146,16 +149,3 @@ class LocalRuntime:
                 remove(place)
                 raise Refused(f"--prepare ended with {ended.code}: {text} (log {log.name})")
         marker.write_text("")
-
-    @contextlib.contextmanager
-    def _alone(self, name: str, job: Job) -> Iterator[None]:
-        """Wait for what only one probe may use at once."""
-        with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
-        while not lock.acquire(timeout=_WAIT_S):
-            if job.stop.is_set():
-                raise process.Stopped("the program stops")
-        try:
-            yield
-        finally:
-            lock.release()

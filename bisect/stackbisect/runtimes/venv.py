@@ -19,6 +19,7 @@ from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, 
 from stackbisect.runtimes import container_options, harvest, host, host_probe, loaded, process
 from stackbisect.runtimes.base_python import Base
 from stackbisect.runtimes.machine import Here, Machine, Unfit
+from stackbisect.runtimes.turns import Turns
 from stackbisect.runtimes.venv_build import Environment, Environments, Refused, Work, swapped
 from stackbisect.spaces import index, pins
 from stackbisect.spaces.components import DERIVED, Component, Inventory
@@ -57,7 +58,7 @@ class VenvRuntime:
         )
         self._machine = machine or Here()
         self._closed = threading.Event()
-        self._turns = threading.Lock()
+        self._turns = Turns()
 
     def describe(self) -> dict[str, Any]:
         """Interpreter, this machine, and the variables that bear on numbers."""
@@ -143,13 +144,8 @@ class VenvRuntime:
         if not job.evidence.files:
             yield
             return
-        while not self._turns.acquire(timeout=0.2):
-            if self._stopped(job):
-                raise process.Stopped("the program stops")
-        try:
+        with self._turns.alone("", lambda: self._stopped(job)):
             yield
-        finally:
-            self._turns.release()
 
     def _run_in(
         self,

@@ -17,7 +17,6 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 from stackbisect.probe import Candidate, InfrastructureError
 from stackbisect.runtimes import loaded_hook, process, venv_graft
 from stackbisect.runtimes.base_python import Base
+from stackbisect.runtimes.turns import Turns
 from stackbisect.spaces import pins, versions
 from stackbisect.spaces.components import DERIVED
 from stackbisect.spaces.image_contents import normalised
@@ -127,8 +127,7 @@ class Environments:
     folder: Path
     environ: Mapping[str, str]
     secrets: Sequence[str] = ()
-    _locks: dict[Path, threading.Lock] = field(default_factory=dict, repr=False)
-    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _turns: Turns = field(default_factory=Turns, repr=False)
 
     def get(self, candidate: Candidate, work: Work) -> Environment:
         """The candidate's environment, made where it is not there yet.
@@ -136,14 +135,8 @@ class Environments:
         Raises Refused, InfrastructureError, process.Stopped and OSError.
         """
         place = self._place(candidate)
-        with self._guard:
-            lock = self._locks.setdefault(place, threading.Lock())
-        while not lock.acquire(timeout=0.2):
-            work.go_on()
-        try:
+        with self._turns.alone(place.name, work.stopped):
             return _finished(place) or self._make(candidate, place, work)
-        finally:
-            lock.release()
 
     def known(self, candidate: Candidate) -> Environment | None:
         """The candidate's environment if it is finished."""
