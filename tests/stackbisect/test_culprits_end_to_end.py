@@ -312,6 +312,7 @@ def test_two_that_cannot_be_mixed_move_as_one_however_often_the_daemon_is_killed
     assert _left_of(folder, spare_docker.address) == ([], [])
 
 
+@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
 def test_numpy_through_tag_component_and_version(program: Program, push: Push) -> None:
     """S1: QR of another OpenBLAS; a broken tag in the middle. What is right is what images give."""
     good, bad = generations.ends(numpy=("2.1.3", "2.2.6"))

@@ -23,6 +23,7 @@ from stackbisect.repro.commands import Budget, Parts
 from stackbisect.repro.extract import Case, NoCase, Smaller
 from stackbisect.repro.locate import Site
 from stackbisect.repro.stacks import Stack
+from tests import lanes
 
 SOFTMAX = b"""
 import hashlib
@@ -109,6 +110,7 @@ def avx2() -> bool:
     return "avx2" in Path("/proc/cpuinfo").read_text()
 
 
+@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
 @pytest.mark.skipif(not avx2(), reason="needs a CPU with AVX2")
 def test_a_torch_script_between_two_vector_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
