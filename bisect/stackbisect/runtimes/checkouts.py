@@ -28,6 +28,7 @@ from typing import Any
 
 from stackbisect.probe import Candidate, InfrastructureError, Job
 from stackbisect.runtimes import caches, container_options, here, process
+from stackbisect.runtimes.machine import Unfit
 from stackbisect.runtimes.sources import Absent, Git, GitFailed, Sources, environment, has
 from stackbisect.runtimes.turns import Turns
 from stackbisect.spaces.commits import Repository, reading
@@ -39,7 +40,7 @@ _COMPLETE = "build.json"
 _FULL_BYTES = 16 << 20
 
 
-class Refused(Exception):
+class Refused(Unfit):
     """The commit cannot be checked out or built; the text says why."""
 
 

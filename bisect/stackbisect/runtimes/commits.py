@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, Unsupported
-from stackbisect.runtimes import container_options, here, host, host_probe, process
-from stackbisect.runtimes.checkouts import COMMIT, Checkouts, Refused
-from stackbisect.runtimes.machine import Here, Machine, Unfit
+from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult
+from stackbisect.runtimes import container_options, here, host, host_probe
+from stackbisect.runtimes.checkouts import COMMIT, Checkouts
+from stackbisect.runtimes.machine import Here, Machine
 from stackbisect.runtimes.sources import environment
+from stackbisect.runtimes.whole import Whole
 from stackbisect.spaces.commits import Repository, reading
-from stackbisect.spaces.components import DERIVED, Component, Inventory
+from stackbisect.spaces.components import DERIVED
 
 
-class CommitRuntime:
+class CommitRuntime(Whole):
     """Probes in checkouts on this machine (the Runtime of `probe.py`).
 
     `folder` is the bisection's; `build` is a shell command that is run in every checkout before it
@@ -26,6 +27,8 @@ class CommitRuntime:
     """
 
     name = "git"
+    no_components = "commits have no components to swap"
+    no_versions = "commits have no components with versions"
 
     def __init__(
         self,
@@ -62,7 +65,8 @@ class CommitRuntime:
         started = time.time()
         base = underived(candidate)
         facts = {"host": host.facts(), "commit": base.details["commit"]}
-        try:
+
+        def work() -> ProbeResult:
             with self._checkouts.checkout(base, job) as place:
                 environ = {**self._environ, COMMIT: base.details["commit"]}
                 secrets = container_options.secret_values({**environ, **job.env}, self._secret)
@@ -71,12 +75,8 @@ class CommitRuntime:
                 return here.run(
                     moved, environ, secrets, started, facts, machine=self._machine, key=key
                 )
-        except (Refused, Unfit) as refused:
-            return host_probe.failed("untestable", str(refused), started, job, facts)
-        except process.Stopped:
-            return host_probe.failed("infrastructure", here.STOPPED, started, job, facts)
-        except (InfrastructureError, OSError) as error:
-            return host_probe.failed("infrastructure", str(error), started, job, facts)
+
+        return here.told(work, started, job, facts)
 
     def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
         """Which files differ between two commits."""
@@ -86,22 +86,6 @@ class CommitRuntime:
         words = {"A": [None, "added"], "D": ["deleted", None]}
         files = {each["path"]: words.get(each["status"], ["", "changed"]) for each in changed}
         return {"distributions": {}, "packages": {}, "environment": {}, "files": files}
-
-    def inventory(
-        self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
-    ) -> Inventory:
-        """Commits have none: what is in them is searched as commits."""
-        raise Unsupported("commits have no components to swap")
-
-    def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
-        """Commits have none."""
-        raise Unsupported(f"{component.id}: commits have no components with versions")
-
-    def prefetch(self, candidate: Candidate) -> None:
-        """Nothing is done ahead: a build beside a probe takes its cores."""
-
-    def close(self) -> None:
-        """Nothing is held between probes."""
 
     def clean(self) -> int:
         """Remove checkouts, builds and mirrors; return the number of builds."""

@@ -7,12 +7,12 @@ a few variables; what is set, watched and read is the same (`host_probe`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stackbisect.probe import Job, ProbeResult
-from stackbisect.runtimes import harvest, host, host_probe
-from stackbisect.runtimes.machine import Here, Machine
+from stackbisect.probe import InfrastructureError, Job, ProbeResult
+from stackbisect.runtimes import harvest, host, host_probe, process
+from stackbisect.runtimes.machine import Here, Machine, Unfit
 
 STOPPED = "the bisection was stopped while this probe was under way"
 
@@ -60,6 +60,20 @@ def run(
         ended=time.time(),
         log=str(job.log),
     )
+
+
+def told(
+    work: Callable[[], ProbeResult], started: float, job: Job, facts: Mapping[str, Any]
+) -> ProbeResult:
+    """The result of a probe; where `work` raises, one that says why there is none."""
+    try:
+        return work()
+    except Unfit as refused:
+        return host_probe.failed("untestable", str(refused), started, job, facts)
+    except process.Stopped:
+        return host_probe.failed("infrastructure", STOPPED, started, job, facts)
+    except (InfrastructureError, OSError) as error:
+        return host_probe.failed("infrastructure", str(error), started, job, facts)
 
 
 def last_lines(text: str, count: int = 12) -> str:

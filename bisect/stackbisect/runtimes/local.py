@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, Unsupported
-from stackbisect.runtimes import container_options, here, host, host_probe, process
+from stackbisect.probe import Candidate, Job, ProbeResult
+from stackbisect.runtimes import container_options, here, host, host_probe
 from stackbisect.runtimes.checkouts import Refused, remove
 from stackbisect.runtimes.commits import described_host, underived
-from stackbisect.runtimes.machine import Here, Machine, Unfit
+from stackbisect.runtimes.machine import Here, Machine
 from stackbisect.runtimes.turns import Turns
-from stackbisect.spaces.components import Component, Inventory
+from stackbisect.runtimes.whole import Whole
 
 CANDIDATE, FOLDER = "STACKBISECT_CANDIDATE", "STACKBISECT_FOLDER"
 CANDIDATES = "candidates"
@@ -30,7 +30,7 @@ CANDIDATES = "candidates"
 _COMPLETE = ".prepared"
 
 
-class LocalRuntime:
+class LocalRuntime(Whole):
     """Probes of candidates that `prepare` (a shell command) makes; None: nothing is prepared.
 
     `folder` is the bisection's. Any number of threads may call `run` at once; where files are
@@ -38,6 +38,8 @@ class LocalRuntime:
     """
 
     name = "local"
+    no_components = "what --prepare makes cannot be taken apart"
+    no_versions = "--runtime local knows no versions"
 
     def __init__(
         self,
@@ -72,7 +74,8 @@ class LocalRuntime:
         place = self._place(base)
         environ = {**self._environ, CANDIDATE: base.label, FOLDER: str(place)}
         secrets = container_options.secret_values({**environ, **job.env}, self._secret)
-        try:
+
+        def work() -> ProbeResult:
             with self._turns.alone(place.name, job.stop.is_set):
                 self._prepared(place, environ, job, secrets)
             with self._files_turn(job):
@@ -80,32 +83,8 @@ class LocalRuntime:
                 return here.run(
                     job, environ, secrets, started, facts, machine=self._machine, key=key
                 )
-        except (Refused, Unfit) as refused:
-            return host_probe.failed("untestable", str(refused), started, job, facts)
-        except process.Stopped:
-            return host_probe.failed("infrastructure", here.STOPPED, started, job, facts)
-        except (InfrastructureError, OSError) as error:
-            return host_probe.failed("infrastructure", str(error), started, job, facts)
 
-    def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
-        """Nothing is known of what the user prepares."""
-        return {}
-
-    def inventory(
-        self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
-    ) -> Inventory:
-        """Nothing is known of what the user prepares."""
-        raise Unsupported("what --prepare makes cannot be taken apart")
-
-    def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
-        """Nothing is known of what the user prepares."""
-        raise Unsupported(f"{component.id}: --runtime local knows no versions")
-
-    def prefetch(self, candidate: Candidate) -> None:
-        """Nothing is done ahead: what the user's command takes is not known."""
-
-    def close(self) -> None:
-        """Nothing is held between probes."""
+        return here.told(work, started, job, facts)
 
     def clean(self) -> int:
         """Remove the candidates' folders; return their number."""

@@ -19,16 +19,14 @@ from stackbisect.errors import UsageError
 from stackbisect.probe import (
     Candidate,
     ContainerOptions,
-    InfrastructureError,
     Job,
     ProbeResult,
-    Unsupported,
 )
-from stackbisect.runtimes import container_options, here, host, host_probe, process
+from stackbisect.runtimes import container_options, here, host, host_probe
 from stackbisect.runtimes.commits import underived
-from stackbisect.runtimes.machine import Machine, Unfit
+from stackbisect.runtimes.machine import Machine
+from stackbisect.runtimes.whole import Whole
 from stackbisect.spaces import reference
-from stackbisect.spaces.components import Component, Inventory
 
 _TAKEN = frozenset(("mounts", "env", "read_only"))
 
@@ -48,10 +46,12 @@ def check(options: ContainerOptions, files: Sequence[str]) -> None:
             )
 
 
-class ContainerRuntime:
+class ContainerRuntime(Whole):
     """Probes in containers that srun starts (the inner runtime of `slurm`)."""
 
     name = "pyxis"
+    no_components = "images in Slurm jobs cannot be taken apart; --runtime docker can"
+    no_versions = "--runtime slurm knows no versions in images"
 
     def __init__(
         self,
@@ -76,36 +76,13 @@ class ContainerRuntime:
         """Try one candidate."""
         started = time.time()
         facts: dict[str, Any] = {"host": host.facts()}
-        try:
+
+        def work() -> ProbeResult:
             image = underived(candidate)
             facts["image"] = _named(image)
             return self._run(image, job, started, facts)
-        except Unfit as refused:
-            return host_probe.failed("untestable", str(refused), started, job, facts)
-        except process.Stopped:
-            return host_probe.failed("infrastructure", here.STOPPED, started, job, facts)
-        except (InfrastructureError, OSError) as error:
-            return host_probe.failed("infrastructure", str(error), started, job, facts)
 
-    def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
-        """Nothing is known of what is in the images."""
-        return {}
-
-    def inventory(
-        self, good: Candidate, bad: Candidate, probes: Sequence[ProbeResult]
-    ) -> Inventory:
-        """Images cannot be taken apart here. Raises Unsupported."""
-        raise Unsupported("images in Slurm jobs cannot be taken apart; --runtime docker can")
-
-    def versions(self, component: Component, good: Candidate, bad: Candidate) -> list[str]:
-        """Raise Unsupported."""
-        raise Unsupported(f"{component.id}: --runtime slurm knows no versions in images")
-
-    def prefetch(self, candidate: Candidate) -> None:
-        """Nothing is done ahead: enroot fetches images on the nodes."""
-
-    def close(self) -> None:
-        """Nothing is held between probes."""
+        return here.told(work, started, job, facts)
 
     def clean(self) -> int:
         """Nothing is left."""

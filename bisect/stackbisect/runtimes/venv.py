@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stackbisect.probe import Candidate, InfrastructureError, Job, ProbeResult, Unsupported
-from stackbisect.runtimes import container_options, harvest, host, host_probe, loaded, process
+from stackbisect.runtimes import container_options, harvest, here, host, host_probe, loaded, process
 from stackbisect.runtimes.base_python import Base
-from stackbisect.runtimes.machine import Here, Machine, Unfit
+from stackbisect.runtimes.machine import Here, Machine
 from stackbisect.runtimes.turns import Turns
 from stackbisect.runtimes.venv_build import Environment, Environments, Refused, Work, swapped
 from stackbisect.spaces import index, pins
@@ -76,17 +76,13 @@ class VenvRuntime:
         """Install the candidate where it is not yet, and run the job's command in it."""
         started = time.time()
         facts = {"host": host.facts(), "python": self._base.version}
-        try:
+
+        def work() -> ProbeResult:
             found = self._environments.get(candidate, Work(job.log, lambda: self._stopped(job)))
             with self._turn(job):
                 return self._run_in(found, candidate, job, started, facts)
-        except (Refused, Unfit) as refused:
-            return host_probe.failed("untestable", str(refused), started, job, facts)
-        except process.Stopped:
-            text = "the bisection was stopped while this probe was under way"
-            return host_probe.failed("infrastructure", text, started, job, facts)
-        except (InfrastructureError, OSError) as error:
-            return host_probe.failed("infrastructure", str(error), started, job, facts)
+
+        return here.told(work, started, job, facts)
 
     def difference(self, good: Candidate, bad: Candidate) -> dict[str, dict[str, list[str | None]]]:
         """Which distributions differ between two environments."""

@@ -25,6 +25,7 @@ from typing import Any
 from stackbisect.probe import Candidate, InfrastructureError
 from stackbisect.runtimes import loaded_hook, process, venv_graft
 from stackbisect.runtimes.base_python import Base
+from stackbisect.runtimes.machine import Unfit
 from stackbisect.runtimes.turns import Turns
 from stackbisect.spaces import pins, versions
 from stackbisect.spaces.components import DERIVED
@@ -36,7 +37,7 @@ _HOOK = "_stackbisect_loaded"
 _PIP_LINES = 12
 
 
-class Refused(Exception):
+class Refused(Unfit):
     """The environment cannot be made; the text is pip's own, or says what does not fit."""
 
 
