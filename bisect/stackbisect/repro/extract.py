@@ -85,7 +85,11 @@ class Smaller:
 
 
 class Capture(Protocol):
-    """Captures the call of a site in a stack; `place` is a folder that is not there yet."""
+    """Captures the call of a site in a stack; `place` is a folder that is not there yet.
+
+    `other` is the other stack: a kernel whose source is not the same there is no call of one
+    library alone, and what it is launched with may have been chosen otherwise.
+    """
 
     def __call__(
         self,
@@ -94,6 +98,7 @@ class Capture(Protocol):
         site: Site,
         place: Path,
         *,
+        other: Stack,
         time_limit: float | None,
     ) -> Case | NoCase:
         """Run the command once more, and take what the call got."""
@@ -175,7 +180,7 @@ def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Out
         return Outcome(_EXITS.get(site.reason, NO_REPRO), site.text)
     say(f"they part {site.text}")
     say(f"capturing {site.name} in the {good.name} stack")
-    case = asked.capture(good, asked.argv, site, work / "capture", time_limit=limit)
+    case = asked.capture(good, asked.argv, site, work / "capture", other=bad, time_limit=limit)
     if isinstance(case, NoCase):
         return Outcome(NO_REPRO, f"{site.text}: {case.text}", site)
     if asked.shrink is not None:
