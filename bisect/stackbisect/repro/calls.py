@@ -151,8 +151,8 @@ class Generator:
 
 
 Value: TypeAlias = (
-    "None | bool | int | float | complex | str"
-    " | Ref | Named | Listed | Table | Generator | tuple[Value, ...]"
+    "bool | int | float | complex | str"
+    " | Ref | Named | Listed | Table | Generator | tuple[Value, ...] | None"
 )
 
 
