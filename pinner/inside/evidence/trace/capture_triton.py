@@ -1,0 +1,144 @@
+"""A launch of a Triton kernel as plain values: what it consists of, and what it was given.
+
+What a tuner and heuristics chose is among its arguments by now: the launch is seen below them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING
+
+from .kernel_source import NoSource, closure, code_of, is_function, plain_function
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Sequence
+
+# Variables of Triton that change what is computed, and are read when it compiles.
+_VARIABLES = (
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+    "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS",
+    "DISABLE_LLVM_OPT",
+    "DISABLE_PTXAS_OPT",
+    "PTXAS_OPTIONS",
+    "TRITON_LIBDEVICE_PATH",
+)
+
+
+def launch(
+    kernel: Any,
+    args: Sequence[Any],
+    kwargs: Dict[str, Any],
+    grid: Any,
+    take: Callable[[str, Any], Any],
+) -> Dict[str, Any]:
+    """What a repro needs to launch it again.
+
+    kernel: a JITFunction or its like under the interpreter. args, kwargs: as its `run` got them.
+    take: gets the name and the tensor of each pointer argument, and returns what stands for it.
+    Raises NoSource for what cannot be written down.
+    """
+    parameters = inspect.signature(kernel.fn).parameters
+    names = list(parameters)
+    if len(args) > len(names):
+        raise NoSource("it was given %d arguments and takes %d" % (len(args), len(names)))
+    given = dict(zip(names, args))
+    given.update((name, value) for name, value in kwargs.items() if name in parameters)
+    functions = [each for name in names for each in _functions(given.get(name))]
+    found = closure(kernel, functions)
+    numbers = {id(plain_function(each)): at for at, each in enumerate(_unique(functions), start=1)}
+    return {
+        "source": found,
+        "grid": _grid(grid, parameters, given),
+        "arguments": {
+            name: _value(name, given[name], numbers, take) for name in names if name in given
+        },
+        "constexprs": [name for name in names if _is_constexpr(parameters[name])],
+        "options": _launch_options(kwargs, parameters),
+        "interpreted": type(kernel).__name__ == "InterpretedFunction",
+        "environ": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def after_hooks(kernel: Any, look: Callable[[], None]) -> Callable[[], None]:
+    """Look at the arguments of the next launch when its hooks have run; returns what ends that.
+
+    A hook (`add_pre_run_hook`) may write to them. Without one there is nothing to wait for.
+    """
+    hooks = getattr(kernel, "pre_run_hooks", None)
+    if not hooks:
+        look()
+        return lambda: None
+    mine = lambda *args, **kwargs: look()  # noqa: E731
+    hooks.append(mine)
+    return lambda: hooks.remove(mine)
+
+
+def _grid(grid: Any, parameters: Any, given: Dict[str, Any]) -> List[int]:
+    """How many programs along each of three axes."""
+    if callable(grid):
+        defaults = {
+            name: each.default
+            for name, each in parameters.items()
+            if each.default is not inspect.Parameter.empty
+        }
+        grid = grid({**defaults, **given})
+    sizes = [int(size) for size in grid]
+    return sizes + [1] * (3 - len(sizes))
+
+
+def _value(
+    name: str, value: Any, numbers: Dict[int, int], take: Callable[[str, Any], Any]
+) -> Dict[str, Any]:
+    if hasattr(value, "untyped_storage"):
+        return {"tensor": take(name, value)}
+    if isinstance(value, tuple):
+        inner = [_value("%s.%d" % (name, at), each, numbers, take) for at, each in enumerate(value)]
+        if type(value) is tuple:
+            return {"tuple": inner}
+    elif is_function(value):
+        return {"function": numbers[id(plain_function(value))]}
+    else:
+        code = code_of(_unwrapped(value))
+        if code is not None:
+            return {"code": code}
+    kind = type(value)
+    raise NoSource(
+        "its argument %s is a %s.%s, which is not written down"
+        % (name, kind.__module__, kind.__name__)
+    )
+
+
+def _functions(value: Any) -> List[Any]:
+    if isinstance(value, tuple):
+        return [each for inner in value for each in _functions(inner)]
+    return [value] if is_function(value) else []
+
+
+def _unique(functions: Sequence[Any]) -> List[Any]:
+    found = {id(plain_function(each)): each for each in functions}
+    return list(found.values())
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.value if type(value).__name__ == "constexpr" else value
+
+
+def _launch_options(kwargs: Dict[str, Any], parameters: Any) -> Dict[str, str]:
+    """num_warps and its like, as Python writes them."""
+    found: Dict[str, str] = {}
+    for name, value in kwargs.items():
+        if name in parameters or name in ("grid", "warmup") or value is None:
+            continue
+        code = code_of(_unwrapped(value))
+        if code is None:
+            raise NoSource("it is launched with %s=%r, which is not written down" % (name, value))
+        found[name] = code
+    return found
+
+
+def _is_constexpr(parameter: Any) -> bool:
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return "constexpr" in text
