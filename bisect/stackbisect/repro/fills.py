@@ -1,0 +1,174 @@
+"""Bytes that a line of a program makes: zeros, ones, numbers in a row, small integers, a seed.
+
+Each fill gives the same bytes here as its `code` gives in a repro, where torch or numpy turn the
+values into the dtype. What is captured is looked up among them, and shrinking puts them in its
+place.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stackbisect.repro.calls import ITEMSIZE
+
+_NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
+_FORMATS = dict(zip(_NAMES, "?bBhHiIqQefd", strict=True))
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+# The integers that a dtype holds exactly, -n to n.
+_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+SEEDS = range(4)
+_SMALL = 8
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One way to fill an array.
+
+    name: "zeros", "ones", "arange", "integers" or "uniform". seed: of the last two, whose values
+    are integers from -8 to 8, and numbers between -1 and 1.
+    """
+
+    name: str
+    seed: int = 0
+
+    def values(self, dtype: str, count: int) -> Sequence[float | int | bool]:
+        """Its values, before they are turned into the dtype."""
+        if self.name == "zeros":
+            return [0] * count
+        if self.name == "ones":
+            return [1] * count
+        if self.name == "arange":
+            return range(count)
+        draw = random.Random(self.seed)
+        if self.name == "uniform":
+            return [draw.uniform(-1, 1) for _ in range(count)]
+        least, most = _small(dtype)
+        return [draw.randint(least, most) for _ in range(count)]
+
+    def fits(self, dtype: str, count: int) -> bool:
+        """Whether the dtype holds such values."""
+        if dtype not in _FORMATS and dtype != "bfloat16":
+            return self.name == "zeros" and dtype in ITEMSIZE
+        if self.name == "arange":
+            return count <= _most(dtype) + 1
+        return self.name != "uniform" or dtype in _FLOATS
+
+    def data(self, dtype: str, count: int) -> bytes:
+        """Its bytes. Raises ValueError where the dtype does not hold such values."""
+        if not self.fits(dtype, count):
+            raise ValueError(f"expected a dtype that holds {self.name}, found {dtype}")
+        if self.name == "zeros":
+            return bytes(count * ITEMSIZE[dtype])
+        return pack(dtype, self.values(dtype, count))
+
+
+ALL = (
+    Fill("zeros"),
+    Fill("ones"),
+    Fill("arange"),
+    *(Fill("integers", seed) for seed in SEEDS),
+    *(Fill("uniform", seed) for seed in SEEDS),
+)
+_LOOK = 16  # elements that are compared before all of them are
+
+
+def recognised(dtype: str, data: bytes) -> Fill | None:
+    """The fill that gives these bytes, elements in C order; None where none does."""
+    if dtype not in ITEMSIZE:
+        return None
+    count = len(data) // ITEMSIZE[dtype]
+    first = data[: _LOOK * ITEMSIZE[dtype]]
+    for fill in ALL:
+        if not fill.fits(dtype, count) or fill.data(dtype, min(count, _LOOK)) != first:
+            continue
+        if fill.data(dtype, count) == data:
+            return fill
+    return None
+
+
+def _small(dtype: str) -> tuple[int, int]:
+    least = 0 if dtype.startswith("uint") or dtype == "bool" else -_SMALL
+    return least, 1 if dtype == "bool" else _SMALL
+
+
+def _most(dtype: str) -> int:
+    if dtype in _EXACT:
+        return _EXACT[dtype]
+    if dtype == "bool":
+        return 1
+    bits = 8 * ITEMSIZE[dtype] - (0 if dtype.startswith("uint") else 1)
+    return int(2**bits - 1)
+
+
+def pack(dtype: str, values: Sequence[float | int | bool]) -> bytes:
+    """Values as elements of a dtype that `unpack` knows, rounded to nearest even.
+
+    Through float32 where the dtype is smaller, as torch has it.
+    """
+    if dtype == "bfloat16":
+        return b"".join(struct.pack("<H", _bfloat16(value)) for value in values)
+    if dtype == "float16":
+        values = struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values))
+    return struct.pack(f"<{len(values)}{_FORMATS[dtype]}", *values)
+
+
+def unpack(dtype: str, data: bytes) -> list[float | int | bool] | None:
+    """The values of elements, exactly; None where numbers do not say all (NaN, or the dtype)."""
+    if dtype == "bfloat16":
+        words = struct.unpack(f"<{len(data) // 2}H", data)
+        wide = b"".join(struct.pack("<I", word << 16) for word in words)
+        return unpack("float32", wide)
+    if dtype not in _FORMATS:
+        return None
+    if dtype == "bool" and any(byte > 1 for byte in data):
+        return None
+    found = list(struct.unpack(f"<{len(data) // ITEMSIZE[dtype]}{_FORMATS[dtype]}", data))
+    return found if all(map(math.isfinite, found)) else None
+
+
+def _bfloat16(value: float) -> int:
+    word: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    if math.isnan(value):
+        return word >> 16 | 0x40
+    return (word + 0x7FFF + (word >> 16 & 1)) >> 16
+
+
+def source(fills: Iterable[Fill]) -> list[str]:
+    """The lines of functions that a repro needs for these fills: `integers` and `uniform`."""
+    names = {each.name for each in fills}
+    lines: list[str] = []
+    if "uniform" in names:
+        lines += [
+            "",
+            "",
+            "def uniform(seed, count):",
+            '    """Numbers between -1 and 1."""',
+            "    draw = random.Random(seed)",
+            "    return [draw.uniform(-1, 1) for _ in range(count)]",
+        ]
+    if "integers" in names:
+        lines += [
+            "",
+            "",
+            "def integers(seed, count, least, most):",
+            '    """Small integers."""',
+            "    draw = random.Random(seed)",
+            "    return [draw.randint(least, most) for _ in range(count)]",
+        ]
+    return lines
+
+
+def code(fill: Fill, dtype: str, count: int) -> str:
+    """An expression that gives its values in a program with `source` and `import random`."""
+    if fill.name == "uniform":
+        return f"uniform({fill.seed}, {count})"
+    if fill.name == "integers":
+        least, most = _small(dtype)
+        return f"integers({fill.seed}, {count}, {least}, {most})"
+    if fill.name == "arange":
+        return f"list(range({count}))"
+    return f"[{0 if fill.name == 'zeros' else 1}] * {count}"
