@@ -65,6 +65,7 @@ class Softmax:
     needs: Sequence[str] = ("torch",)
     gpu: bool = False
     elements: int = 24
+    notes: Sequence[str] = ()
 
     def files(self) -> Mapping[str, bytes]:
         return {form.SCRIPT: SOFTMAX}

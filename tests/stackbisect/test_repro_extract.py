@@ -56,6 +56,7 @@ class Call:
 
     elements: int = 9
     last: str = APART
+    notes: Sequence[str] = ("It was found by hand.",)
     kind: str = "aten"
     operation: str = "aten.mm.default"
     needs: Sequence[str] = ("numpy", "no-such-distribution")
@@ -143,6 +144,7 @@ def test_the_folder_says_what_was_found_and_shows_it(tmp_path: Path) -> None:
     assert good.digests != bad.digests
     page = (out / form.TEXT).read_text()
     assert "WHICH=bad python repro.py" in page
+    assert "\nIt was found by hand.\n" in page
     assert f"digest out {bad.digests['out']}" in page
     assert "0x3f800000 and 0x40000000" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found"]

@@ -199,7 +199,7 @@ class Program:
     writes. generator: the state of the default generator of random numbers before the first step;
     seed: one that gives just this state. settings: what is set before, by the name that
     the renderer of the kind knows ("threads", "deterministic", …). imports: modules that register
-    what is called. kernel: what else a kind has; see its renderer.
+    what is called. kernel: what else a kind has; see its renderer. notes: paragraphs for README.md.
     """
 
     kind: str
@@ -214,6 +214,7 @@ class Program:
     gpu: bool = False
     imports: tuple[str, ...] = ()
     kernel: Any = None
+    notes: tuple[str, ...] = ()
 
     @property
     def elements(self) -> int:

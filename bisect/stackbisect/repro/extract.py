@@ -41,7 +41,7 @@ class Case(Protocol):
     """A captured call, whole or made smaller.
 
     kind, operation: as repro.toml has them. needs: distributions that repro.py imports. elements:
-    of all its inputs.
+    of all its inputs. notes: what else README.md has to say, in paragraphs.
     """
 
     @property
@@ -63,6 +63,10 @@ class Case(Protocol):
     @property
     def elements(self) -> int:
         """How many its inputs have."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Paragraphs for README.md."""
 
     def files(self) -> Mapping[str, bytes]:
         """repro.py and what lies beside it."""
@@ -195,7 +199,7 @@ def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Out
     tables = _tables((good, bad), proof, smaller.case, limit)
     outputs = [differing.outputs(content, each, time_limit=limit) for each in (good, bad)]
     made = _form(smaller, site, tables, differing.difference(*outputs), asked)
-    _write(asked.out, content, made)
+    _write(asked.out, content, made, smaller.case.notes)
     return Outcome(EXTRACTED, words.extracted(made, asked.out), site, made, asked.out)
 
 
@@ -283,7 +287,7 @@ print(json.dumps(found))
 """
 
 
-def _write(out: Path, content: Mapping[str, bytes], made: form.Form) -> None:
+def _write(out: Path, content: Mapping[str, bytes], made: form.Form, notes: Sequence[str]) -> None:
     """The whole folder or none of it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -294,7 +298,7 @@ def _write(out: Path, content: Mapping[str, bytes], made: form.Form) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
         form.write(staged, made)
-        (staged / form.TEXT).write_text(words.page(made), encoding="utf-8")
+        (staged / form.TEXT).write_text(words.page(made, notes), encoding="utf-8")
         staged.rename(out)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)

@@ -67,12 +67,12 @@ def difference(apart: Difference) -> str:
     return text if apart.ulp is None else f"{text}, {apart.ulp} ulp apart"
 
 
-def page(form: Form) -> str:
-    """README.md."""
-    return "\n".join(_page(form)) + "\n"
+def page(form: Form, notes: Sequence[str] = ()) -> str:
+    """README.md. notes: paragraphs that say more of what was found."""
+    return "\n".join(_page(form, notes)) + "\n"
 
 
-def _page(form: Form) -> Iterator[str]:
+def _page(form: Form, notes: Sequence[str]) -> Iterator[str]:
     finding = form.finding
     yield f"# {finding.title[:1].upper()}{finding.title[1:]}"
     yield ""
@@ -84,6 +84,9 @@ def _page(form: Form) -> Iterator[str]:
             "No single operation is to blame that the dispatcher sees: this is the innermost "
             "module that takes the same in both stacks and gives something else."
         )
+    for note in notes:
+        yield ""
+        yield note
     yield ""
     yield "## Run"
     yield ""
