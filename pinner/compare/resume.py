@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pinner.compare import detail
 from pinner.compare.evidence import PRESENT, Difference
 
 Leaves = Mapping[str, str]
@@ -29,11 +30,15 @@ _EXCUSABLE = ("derived", "compile")
 
 @dataclass(frozen=True)
 class Emission:
-    """One step of a stream, and how many optimizer steps the process had made by then."""
+    """One step of a stream, and how many optimizer steps the process had made by then.
+
+    what: what is known of the value beside its digest (`compare.detail`).
+    """
 
     clock: int
     step: int
     digest: str
+    what: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,34 @@ def told(lines: Iterable[Line], at: int) -> Told | None:
     return reading.told() if reading.computed else None
 
 
+def by_rank(ledgers: Iterable[tuple[int | None, Iterable[Line]]], at: int) -> dict[int, Told]:
+    """What the processes of a run told, of (rank, lines); those without a rank are numbered."""
+    found: dict[int, Told] = {}
+    for rank, lines in ledgers:
+        told_here = told(lines, at)
+        if told_here is not None:
+            found[len(found) if rank is None else rank] = told_here
+    return found
+
+
+def looked_at(ledgers: Iterable[Iterable[Line]]) -> tuple[int | None, bool] | None:
+    """The checkpoint that a run is about, and whether the run went on from it.
+
+    None for a run that is no part of such a verification. The checkpoint's number is None where a
+    restored run made no optimizer step, which would tell it.
+    """
+    for lines in ledgers:
+        for line in lines:
+            at = line.get("at") if line.get("t") == "resume" else None
+            if at == "begins":
+                return int(line["number"]), line["after"] == "restored"
+            if at == "saved" and line["state"]:  # read at that one alone, and never once restored
+                return int(line["number"]), False
+            if at == "restored" and line["state"]:  # only the restored run reads it
+                return None, True
+    return None
+
+
 def compare(
     whole: Mapping[int, Told], killed: Mapping[int, Told], restored: Mapping[int, Told]
 ) -> Findings:
@@ -159,7 +192,7 @@ class _Reading:
     def take(self, line: Line) -> None:
         kind = line.get("t")
         if kind == "evidence":
-            self._evidence(str(line["stream"]), int(line["step"]), str(line["digest"]))
+            self._evidence(line)
         elif kind == "resume":
             self._moment(str(line["at"]), line)
 
@@ -171,13 +204,16 @@ class _Reading:
             **self._fields,
         )
 
-    def _evidence(self, stream: str, step: int, digest: str) -> None:
+    def _evidence(self, line: Line) -> None:
         self.computed = True
+        stream, step = str(line["stream"]), int(line["step"])
         number = self._numbers.get(stream, 0)
         self._numbers[stream] = number + 1
         if number != step:
             self._explicit.add(stream)
-        self._streams.setdefault(stream, []).append(Emission(self._clock, step, digest))
+        what = detail.kept(line.get("what") or {})
+        found = Emission(self._clock, step, str(line["digest"]), what)
+        self._streams.setdefault(stream, []).append(found)
 
     def _moment(self, at: str, line: Line) -> None:
         self.computed |= at != "end"
@@ -219,8 +255,7 @@ def _parted(rank: int, whole: Told, killed: Told) -> Iterator[Difference]:
         for place, emission in enumerate(emissions):
             expected = known[place] if place < len(known) else None
             if expected is None or expected.digest != emission.digest:
-                first = None if expected is None else expected.digest
-                yield Difference(stream, rank, emission.step, first, emission.digest)
+                yield _difference(stream, rank, expected, emission)
                 break
 
 
@@ -236,9 +271,16 @@ def _streams(
             if pairs:
                 yield stream, number, None
             continue
-        first, second = differing
-        step = first.step if first is not None else second.step if second is not None else None
-        yield stream, number, Difference(stream, rank, step, _digest(first), _digest(second))
+        yield stream, number, _difference(stream, rank, *differing)
+
+
+def _difference(
+    stream: str, rank: int, first: Emission | None, second: Emission | None
+) -> Difference:
+    there = first if first is not None else second
+    step = None if there is None else there.step
+    where = "" if first is None or second is None else detail.where(first.what, second.what)
+    return Difference(stream, rank, step, _digest(first), _digest(second), detail=where)
 
 
 def _digest(emission: Emission | None) -> str | None:

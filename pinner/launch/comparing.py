@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pinner.compare import evidence
+from pinner.compare import evidence, resume
 from pinner.compare.evidence import Difference
 from pinner.compare.locks import compare_locked
 from pinner.compare.trace import TraceError, is_trace
@@ -127,6 +127,9 @@ def _runs(a: Path, b: Path) -> Outcome:
         text = "A has digests by {}, B by {}: they say nothing about each other".format(*names)
         return _not("algorithm", text, a, b)
     notes = [line for name, run in zip(_NAMES, runs, strict=True) for line in _notes(name, run)]
+    resumed = _resumed(runs)
+    if resumed is not None:
+        return _after_the_restore(resumed, notes, (a, b))
     differences = evidence.compare(*found)
     refused = judge.evidence_refusal(found[0], "first")
     if not differences and refused is not None:
@@ -135,6 +138,45 @@ def _runs(a: Path, b: Path) -> Outcome:
     steps = sum(len(found[0].streams[stream][rank]) for stream, rank in places)
     same = f"{steps} steps in {len(found[0].streams)} streams"
     return _judged(differences, same, (), notes, (a, b))
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """Two runs of `pinner verify --resume`: which of them went on from which checkpoint."""
+
+    name: str
+    at: int
+    findings: resume.Findings
+
+
+def _resumed(runs: Sequence[Run]) -> _Resumed | None:
+    """A whole run beside one that was restored, as `pinner verify --resume --dir` leaves them.
+
+    Each counts its steps from 0, so they are paired as the verification pairs them.
+    """
+    ledgers = [[(each.process.rank, tuple(each.lines())) for each in run.ledgers] for run in runs]
+    a, b = (resume.looked_at(lines for _, lines in each) for each in ledgers)
+    if a is None or b is None or a[1] == b[1]:
+        return None
+    at = a[0] or b[0]
+    if at is None or {a[0], b[0]} - {at, None}:
+        return None
+    told = [resume.by_rank(each, at) for each in ledgers]
+    if b[1]:
+        return _Resumed(_NAMES[1], at, resume.compare(told[0], {}, told[1]))
+    findings = resume.compare(told[1], {}, told[0])
+    turned = tuple(replace(d, first=d.second, second=d.first) for d in findings.differences)
+    return _Resumed(_NAMES[0], at, replace(findings, differences=turned))
+
+
+def _after_the_restore(resumed: _Resumed, notes: Sequence[str], sides: Sides) -> Outcome:
+    findings = resumed.findings
+    steps = sum(findings.compared.values())
+    if not steps and not findings.differences:
+        return _not("no-evidence", "neither left a step after the restore", *sides)
+    same = f"{steps} steps in {len({stream for stream, _ in findings.compared})} streams"
+    note = f"{resumed.name} goes on from checkpoint {resumed.at}: compared from there, at the same"
+    return _judged(findings.differences, same, (), [f"{note} steps", *notes], sides)
 
 
 def _notes(name: str, run: Run) -> list[str]:

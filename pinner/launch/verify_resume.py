@@ -123,13 +123,8 @@ class _Verification:
         return None, self._told(run)
 
     def _told(self, run: Run) -> dict[int, Told]:
-        found: dict[int, Told] = {}
-        for ledger in run.ledgers:
-            told = resume.told(ledger.lines(), self._options.at)
-            if told is not None:
-                rank = ledger.process.rank
-                found[len(found) if rank is None else rank] = told
-        return found
+        ledgers = ((each.process.rank, each.lines()) for each in run.ledgers)
+        return resume.by_rank(ledgers, self._options.at)
 
     def _compared(
         self,

@@ -126,6 +126,19 @@ class TestStreams:
         (difference,) = findings.differences
         assert difference.first is None
 
+    def test_with_rows_tell_which_row_differs(self) -> None:
+        def steps(start: int, digests: str) -> list[Line]:
+            rows = {"count": 2, "each": 1, "digests": digests}
+            lines = run(range(start, STEPS), start=start, saved={}, flip=4 if start else -1)
+            return [
+                {**line, "what": {"rows": rows}} if line["t"] == "evidence" else line
+                for line in lines
+            ]
+
+        after = [moment("restored", how="call", state={}), *steps(SAVED, "0" * 8 + "2" * 8)]
+        (difference,) = compared(steps(0, "0" * 8 + "1" * 8), after).differences
+        assert (difference.step, difference.detail) == (4, "first differing row 1 of 2; 1 differs")
+
     def test_of_a_rank_that_is_gone_differ(self) -> None:
         whole = read(run(range(STEPS)))[0]
         after = read(restored())[0]

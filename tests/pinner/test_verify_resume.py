@@ -10,7 +10,7 @@ import pytest
 
 from pinner.launch import verify_resume
 from pinner.launch.verify_run import Outcome
-from tests.command_rig import Pinner, python
+from tests.command_rig import Pinner, Said, python
 from tests.verify_rig import Verify
 
 PLAIN = python("resume_plain.py", "{dir}")
@@ -85,6 +85,29 @@ class TestAHealthyResume:
         outcome = verify.resume(TRAIN, SAVE="async", EVERY="3")
         assert (outcome.exit, names(outcome)) == (0, []), outcome.text
         assert {row["steps"] for row in outcome.details["compared"]} == {3}
+
+
+class TestItsFolders:
+    """`--dir` keeps the runs; `pinner compare` pairs them as the verification does."""
+
+    SAID = "goes on from checkpoint 2: compared from there, at the same steps"
+
+    def compared(self, folder: Path, *names: str) -> Said:
+        return Pinner(folder)("compare", "--json", *(folder / "runs" / name for name in names))
+
+    @pytest.mark.parametrize("restores", ["all", "state"])
+    def test_are_compared_from_the_checkpoint_on(self, tmp_path: Path, restores: str) -> None:
+        words = ("verify", "--resume", "--at", "2", "--dir", "runs", "--", *PLAIN)
+        code = Pinner(tmp_path)(*words, RESTORES=restores).code
+        said = self.compared(tmp_path, "whole", "restored")
+        assert said.code == code == (0 if restores == "all" else 1)
+        assert any(f"B {self.SAID}" in note for note in said.json["notes"])
+        turned = self.compared(tmp_path, "restored", "whole")
+        assert any(f"A {self.SAID}" in note for note in turned.json["notes"])
+        if restores == "state":
+            (first,), (other,) = said.json["differences"], turned.json["differences"]
+            assert (first["stream"], first["step"]) == ("value", 4)
+            assert (first["first"], first["second"]) == (other["second"], other["first"])
 
 
 class TestWhatIsLacking:
