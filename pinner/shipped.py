@@ -36,6 +36,11 @@ def taps_dir() -> Path:
     return _existing(configs_dir() / "taps", "the folder of metric taps")
 
 
+def profiles_dir() -> Path:
+    """The policy profiles that ship with pinner."""
+    return _existing(configs_dir() / "profiles", "the folder of policy profiles")
+
+
 def _existing(path: Path, what: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(
