@@ -107,7 +107,7 @@ ALGO_NAMES = [field[0] for field in ALGO]
 DEFAULTS = {field[0]: field[3] for field in PROBLEM + QUESTION}
 
 TEXT, CANDIDATES, SYMBOLS, PROCESS_TEXT, CAPACITY, PREFIX = 64, 16, 96, 8192, 8192, 4096
-NAME, CALLS = 48, 64
+NAME, CALLS, MATRICES, SCALAR = 48, 64, 5, 16
 MAP_MAGIC = b"pinltmap"
 PINS_MAGIC = b"pinltpin"
 
@@ -205,6 +205,11 @@ class Call(ctypes.Structure):
         ("algo", Algo),
         ("fields", Fields),
         ("key", Key),
+        ("address", ctypes.c_uint64 * MATRICES),
+        ("workspace", ctypes.c_uint64),
+        ("alpha", ctypes.c_uint8 * SCALAR),
+        ("beta", ctypes.c_uint8 * SCALAR),
+        ("pointers", ctypes.c_uint64),
         ("symbol", ctypes.c_char * NAME),
     ]
 

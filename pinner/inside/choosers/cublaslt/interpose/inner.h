@@ -28,6 +28,11 @@ void forget_openers(void);
 /* key.c */
 void read_problem(const struct library *library, void *desc, void *const matrices[4], struct key *key);
 void read_question(const struct library *library, void *desc, void *preference, struct key *key);
+struct operands {
+    const void *alpha, *beta, *matrix[MATRICES - 1]; /* A, B, C, D */
+    size_t workspace;
+};
+void read_operands(const struct library *library, void *desc, const struct operands *given, struct call *call);
 void decode(const struct library *library, const struct algo *algo, struct fields *fields);
 uint64_t hash_words(const void *words, size_t count);
 uint64_t layout_hash(void);

@@ -108,6 +108,33 @@ void read_question(const struct library *library, void *desc, void *preference, 
     read_preference(library, preference, v);
 }
 
+#define NOTE_POINTER(name, attribute, size, otherwise)                                             \
+    if (value_of(library->desc, desc, attribute, size, otherwise) != 0) call->pointers |= UINT64_C(1) << bit; \
+    bit++;
+
+/* The bytes of a scalar in the type `scale` (library_types.h): complex ones are twice as wide. */
+static size_t scalar_size(int64_t scale) {
+    switch (scale) {
+    case 2: return 2;                      /* R_16F */
+    case 0: case 10: return 4;             /* R_32F, R_32I */
+    case 1: case 4: return 8;              /* R_64F, C_32F */
+    case 5: return 16;                     /* C_64F */
+    default: return 0;
+    }
+}
+
+/* What a repro of the call needs beside its problem. The scalars are read where they are on the host. */
+void read_operands(const struct library *library, void *desc, const struct operands *given, struct call *call) {
+    int bit = 0;
+    POINTER_FIELDS(NOTE_POINTER)
+    for (int i = 0; i < MATRICES - 1; i++) call->address[i] = (uint64_t)(uintptr_t)given->matrix[i];
+    call->address[MATRICES - 1] = (uint64_t)value_of(library->desc, desc, DESC_BIAS_POINTER, 8, 0);
+    call->workspace = given->workspace;
+    size_t size = call->key.value[KEY_pointer_mode] == 0 ? scalar_size(call->key.value[KEY_scale]) : 0;
+    if (given->alpha != NULL) memcpy(call->alpha, given->alpha, size);
+    if (given->beta != NULL) memcpy(call->beta, given->beta, size);
+}
+
 #define DECODE(name, attribute, size, otherwise)                                                   \
     {                                                                                              \
         uint32_t word = 0;                                                                         \
@@ -156,7 +183,8 @@ static const struct place PLACES[] = {
     OFFSET(record, key_hash) OFFSET(record, problem_hash) OFFSET(record, algo)
     OFFSET(record, fields) OFFSET(record, key) OFFSET(record, caller)
     OFFSET(call, kind) OFFSET(call, status) OFFSET(call, version) OFFSET(call, algo) OFFSET(call, fields)
-    OFFSET(call, key) OFFSET(call, symbol)
+    OFFSET(call, key) OFFSET(call, address) OFFSET(call, workspace) OFFSET(call, alpha) OFFSET(call, beta)
+    OFFSET(call, pointers) OFFSET(call, symbol)
     OFFSET(symbol, name) OFFSET(symbol, calls) OFFSET(symbol, autotuned)
     OFFSET(map, magic) OFFSET(map, layout) OFFSET(map, record_size) OFFSET(map, capacity)
     OFFSET(map, pid) OFFSET(map, parent) OFFSET(map, time) OFFSET(map, enforcing)

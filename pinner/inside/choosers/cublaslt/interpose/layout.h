@@ -138,7 +138,8 @@ struct fields {
     uint64_t known; /* bit n: this version of the library has field n */
 };
 
-enum { TEXT = 64, NAME = 48, CANDIDATES = 16, SYMBOLS = 96, PROCESS_TEXT = 8192, CAPACITY = 8192, CALLS = 64 };
+enum { TEXT = 64, NAME = 48, CANDIDATES = 16, SYMBOLS = 96, PROCESS_TEXT = 8192, CAPACITY = 8192, CALLS = 64, MATRICES = 5,
+       SCALAR = 16 };
 
 /* What a record tells. */
 enum kind {
@@ -199,6 +200,10 @@ struct call {
     struct algo algo;
     struct fields fields;
     struct key key;      /* the problem; nothing of the question */
+    uint64_t address[MATRICES]; /* of A, B, C, D, and of the bias; 0: none */
+    uint64_t workspace;  /* bytes that it was given */
+    uint8_t alpha[SCALAR], beta[SCALAR]; /* where they are on the host, in the type of `scale`; else 0 */
+    uint64_t pointers;   /* bit n: pointer n of POINTER_FIELDS is set */
     char symbol[NAME];   /* of libcublas, whose calls tell no more than this; else empty */
 };
 

@@ -301,14 +301,15 @@ static enum kind note_matmul(struct map *map, const struct library *library, con
 }
 
 /* Tell a trace of it. */
-static void tell(const struct library *library, const struct key *key, const struct algo *algo,
-                 enum kind kind, int status) {
+static void tell(const struct library *library, void *desc, const struct key *key, const struct algo *algo,
+                 enum kind kind, int status, const struct operands *given) {
     struct call *call = next_call();
     if (call == NULL) return;
     call->kind = kind;
     call->status = status;
     call->version = library->version;
     call->key = *key;
+    read_operands(library, desc, given, call);
     if (algo != NULL) {
         call->algo = *algo;
         decode(library, algo, &call->fields);
@@ -336,7 +337,10 @@ EXPORTED int cublasLtMatmul(void *handle, void *desc, const void *alpha, const v
         note_trouble(map, library, &key, kind, 0, NULL, caller);
     else
         kind = note_matmul(map, library, &key, algo, size, status, caller);
-    if (is_following()) tell(library, &key, algo, kind, status);
+    if (is_following()) {
+        const struct operands given = {alpha, beta, {A, B, C, D}, size};
+        tell(library, desc, &key, algo, kind, status, &given);
+    }
     __atomic_store_n(&map->ambiguous, ambiguous_calls(), __ATOMIC_RELAXED);
     return status;
 }
