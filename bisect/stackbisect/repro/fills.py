@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 from stackbisect.repro.calls import ITEMSIZE
 
-_NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
+_NAMES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64"),
+)
 _FORMATS = dict(zip(_NAMES, "?bBhHiIqQefd", strict=True))
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 # The integers that a dtype holds exactly, -n to n.

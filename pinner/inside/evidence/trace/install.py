@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ... import imports, ledger
+from ...faults import StartFault
 from .hashing import Hashing
 from .log import Log
 from .settings import Settings
@@ -47,6 +48,8 @@ def _install(settings: Settings, torch: ModuleType) -> None:
     log.settle = hashing.settle if settings.defer else None
     _recorder = Recorder(torch, settings, log, hashing)
     log.head = _recorder.head
+    if settings.capture is not None:
+        _await(_recorder, settings.capture)
     ledger.at_exit(log.close)
     steps = Steps(_recorder)
     ledger.follow(steps.follow)
@@ -61,6 +64,16 @@ def _install(settings: Settings, torch: ModuleType) -> None:
 
         ops.install(_recorder)
     _install_compiled(_recorder, settings.at_least("kernels"))
+
+
+def _await(recorder: Recorder, fields: Dict[str, Any]) -> None:
+    from ... import session
+    from .capture import Awaited
+
+    asked = session.current()
+    if asked is None:
+        raise StartFault("trace: a call is captured in a session, found none")
+    recorder.awaited = Awaited(fields, asked.folder)
 
 
 def _install_collectives(recorder: Recorder) -> None:

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from . import collectives
+from .capture_ops import Operation
 from .operations import SUBCLASSES_WITHOUT_BYTES, Facts
 from .passing import Passing
 
@@ -138,9 +139,14 @@ def _mode_class(torch: ModuleType) -> Any:
             if not recorder.open or not recorder.in_window(place[0]):
                 return _outside_window(recorder, facts, function, args, kwargs)
             passing = Passing(recorder, facts, args, kwargs, plain)
+            captured = None
             thread.busy = True
             try:
                 passing.before()
+                if recorder.awaited is not None:
+                    captured = recorder.awaited.begin(recorder, "op", facts.name, place)
+                if captured is not None:
+                    operation = Operation(captured, facts, function, args, kwargs)
             finally:
                 thread.busy = False
             if recorder.calls is None:
@@ -150,6 +156,8 @@ def _mode_class(torch: ModuleType) -> Any:
                     result = function(*args, **kwargs)
             thread.busy = True
             try:
+                if captured is not None:
+                    operation.done(result)
                 passing.after(result, place)
             finally:
                 thread.busy = False

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
     from ...choosers.cublaslt.calls import Calls
+    from .capture import Awaited
     from .hashing import Hashing
     from .log import Log
     from .settings import Settings
@@ -66,6 +67,7 @@ class Recorder:
         self.hashing = hashing
         self.memory = Memory()
         self.keeping = None if settings.keep is None else Keeping(settings.folder, settings.keep)
+        self.awaited: Optional[Awaited] = None
         self.thread = _Thread()
         self.step = 0
         self.open = settings.step_in_window(0)
@@ -317,6 +319,10 @@ class Recorder:
                 extra,
             )
         )
+
+    def seen(self, kind: str, name: str, place: Tuple[str, str]) -> int:
+        """How many events of this label were written in this step so far."""
+        return self._counts.get((kind, name, *place, self.step), 0)
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:

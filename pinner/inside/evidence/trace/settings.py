@@ -22,9 +22,20 @@ class Settings:
     modules: what a scope must match (`re.search`); None where all of them are traced
     defer: digests of tensors on a device are read when the step ends
     keep: how many bytes of tensors may be kept for each rank; None where none are
+    capture: the event whose call is captured (capture.py); None where none is
     """
 
-    __slots__ = ("defer", "first", "folder", "keep", "last", "level", "modules", "pattern")
+    __slots__ = (
+        "capture",
+        "defer",
+        "first",
+        "folder",
+        "keep",
+        "last",
+        "level",
+        "modules",
+        "pattern",
+    )
 
     def __init__(self, fields: Dict[str, Any]) -> None:
         self.folder: str = fields["folder"]
@@ -33,6 +44,7 @@ class Settings:
         self.last: Optional[int] = fields.get("to")
         self.modules: Optional[str] = fields.get("modules")
         self.keep: Optional[int] = fields.get("keep")
+        self.capture: Optional[Dict[str, Any]] = fields.get("capture")
         self.defer: bool = fields.get("defer", False) and self.keep is None
         if self.level not in LEVELS:
             raise StartFault(
