@@ -1,20 +1,12 @@
-"""The numbers that an array's bytes are, the bytes of numbers, and how much it takes to write them.
-
-Also the one row of drawn numbers that a repro makes from a seed, with the standard library alone:
-`random.Random(SEED)`, then `uniform(-1, 1)` for each element in C order, rounded to float32 and
-from there to the dtype. Python promises that `random()` gives the same row in every version.
-"""
+"""The numbers that an array's bytes are, the bytes of numbers, how much it takes to write one."""
 
 from __future__ import annotations
 
 import bisect
 import functools
 import math
-import random
 import struct
 from collections.abc import Sequence
-
-SEED = 0
 
 Number = int | float
 
@@ -77,12 +69,6 @@ def encode(dtype: str, numbers: Sequence[Number]) -> bytes | None:
         return struct.pack(f"<{len(numbers)}{_LETTERS[dtype]}", *rounded)
     except (OverflowError, struct.error, ValueError):
         return None
-
-
-def drawn(dtype: str, count: int) -> bytes | None:
-    """The bytes of the row of drawn numbers (see above)."""
-    draw = random.Random(SEED)
-    return encode(dtype, [draw.uniform(-1, 1) for _ in range(count)])
 
 
 def rounded(number: Number, bits: int) -> Number:
