@@ -1,4 +1,4 @@
-"""A launch of a Triton kernel as plain values: what it consists of, and what it was given.
+"""Captures a launch of a Triton kernel: what it consists of, and what it was given.
 
 What a tuner and heuristics chose is among its arguments by now: the launch is seen below them.
 """
@@ -9,10 +9,17 @@ import inspect
 import os
 from typing import TYPE_CHECKING
 
+from .capture import digest_of
 from .kernel_source import NoSource, closure, code_of, is_function, plain_function
+from .recorder import escaped
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Sequence
+    from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+    from .capture import Capture
+    from .recorder import Recorder
+
+    Arguments = Tuple[Tuple[Any, ...], Dict[str, Any]]
 
 # Variables of Triton that change what is computed, and are read when it compiles.
 _VARIABLES = (
@@ -24,6 +31,68 @@ _VARIABLES = (
     "PTXAS_OPTIONS",
     "TRITON_LIBDEVICE_PATH",
 )
+
+
+def awaited(
+    recorder: Recorder,
+    kernel: Any,
+    arguments: Arguments,
+    grid: Any,
+    call: Callable[[], Any],
+    *,
+    name: str,
+) -> Callable[[], Any]:
+    """`call`, or what captures it too where this is the launch that is awaited."""
+    if recorder.awaited is None:
+        return call
+    capture = recorder.awaited.begin(recorder, "kernel", escaped(name), recorder.place())
+    if capture is None:
+        return call
+    launched = _Launched(recorder, capture)
+    return lambda: launched.run(kernel, arguments, grid, call)
+
+
+class _Launched:
+    """One launch, as it is captured."""
+
+    def __init__(self, recorder: Recorder, capture: Capture) -> None:
+        self._recorder = recorder
+        self._capture = capture
+        self._call: Dict[str, Any] = {}
+        self._tensors: Dict[int, Tuple[Any, Any]] = {}
+        self._unwritten: List[int] = []
+
+    def run(self, kernel: Any, arguments: Arguments, grid: Any, call: Callable[[], Any]) -> Any:
+        """Launch it. What it is given is looked at when all hooks of the kernel have run."""
+        args, kwargs = arguments
+        capture = self._capture
+
+        def look() -> None:
+            self._call = launch(kernel, args, kwargs, grid, self._take)
+            self._call["unwritten"] = self._unwritten
+            capture.read()
+
+        end = after_hooks(kernel, lambda: capture.guarded(look))
+        try:
+            result = call()
+        finally:
+            end()
+        self._call["written"] = [
+            number
+            for number, (tensor, before) in sorted(self._tensors.items())
+            if digest_of(tensor) != before
+        ]
+        capture.write("triton", self._call)
+        return result
+
+    def _take(self, name: str, tensor: Any) -> int:
+        number = self._capture.take(name, tensor)
+        if number not in self._tensors:
+            self._tensors[number] = tensor, digest_of(tensor)
+            memory = self._recorder.memory
+            if memory.is_unwritten(tensor, memory.number(tensor)):
+                self._unwritten.append(number)
+        return number
 
 
 def launch(

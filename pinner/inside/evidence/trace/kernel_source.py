@@ -18,6 +18,8 @@ import textwrap
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
+from .capture import NotCaptured
+
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -39,7 +41,7 @@ _OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "
 _EVERYWHERE = ("triton", "torch", "math", "typing", "builtins", "operator", "functools")
 
 
-class NoSource(Exception):
+class NoSource(NotCaptured):
     """A function whose text, or what it reads, cannot be written down; says which and why."""
 
 

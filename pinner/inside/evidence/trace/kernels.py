@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from .capture_triton import awaited
 from .compiled import around, unseen
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def _launched(
     notes: Dict[str, Any] = {}
     _note_launch(notes, grid, kwargs)
     named = _pointers(recorder, kernel, args, kwargs)
-    return around(recorder, _name_of(kernel), named, call, notes)
+    name = _name_of(kernel)
+    call = awaited(recorder, kernel, arguments, grid, call, name=name)
+    return around(recorder, name, named, call, notes)
 
 
 def _name_of(kernel: Any) -> str:
