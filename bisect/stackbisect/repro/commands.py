@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pinner.compare.trace import TraceError
 from stackbisect import journal
 from stackbisect.errors import UsageError
 from stackbisect.probe import ContainerOptions, InfrastructureError
-from stackbisect.repro import prove, sides
-from stackbisect.repro.extract import Asked, Capture, Outcome, Shrink, extract
+from stackbisect.repro import form, issue, personal, prove, sides
+from stackbisect.repro.extract import EXTRACTED, Asked, Capture, Outcome, Shrink, extract
 from stackbisect.repro.sides import Sides
 from stackbisect.runtimes import container_options
 
@@ -60,7 +61,10 @@ def register(
     function = partial(_extract, parts, interrupting)
     made = add("extract", function, "one small program that shows the change: extract ... -- CMD")
     made.add_argument(
-        "bisection", metavar="NAME", nargs="?", help="a bisection that has its answer"
+        "bisection",
+        metavar="NAME",
+        nargs="?",
+        help="a bisection that has its answer; with --issue also a folder that was written before",
     )
     ends = made.add_argument_group("two stacks, where there is no bisection")
     ends.add_argument("--good-python", metavar="PATH", help="an interpreter or an environment")
@@ -94,6 +98,11 @@ def register(
     )
     made.add_argument("--no-shrink", action="store_true", help="the call as it was captured")
     made.add_argument(
+        "--issue",
+        action="store_true",
+        help="print a report ready to paste, without names of people, machines and folders",
+    )
+    made.add_argument(
         "--time-limit", metavar="TIME", help="for one run of the command: 90, 30m, 2h"
     )
 
@@ -116,6 +125,10 @@ def _extract(
 ) -> int:
     from stackbisect.asked import seconds
 
+    written = _written_before(arguments, world)
+    if written is not None:
+        world.out(_report(written, world))
+        return EXTRACTED
     allowed = budget(arguments.budget)
     limit = seconds(arguments.time_limit)
     if arguments.runs < 2:
@@ -142,11 +155,34 @@ def _extract(
     return _print(outcome, arguments, world)
 
 
+def _written_before(arguments: argparse.Namespace, world: World) -> Path | None:
+    """The folder of a repro whose report is asked for, and nothing else."""
+    if not arguments.issue or arguments.bisection is None or arguments.command:
+        return None
+    folder = world.workdir / Path(arguments.bisection).expanduser()
+    return folder if (folder / form.TABLE).is_file() else None
+
+
+def _report(folder: Path, world: World) -> str:
+    """A report of a repro's folder. Raises FormError."""
+    names = personal.here(world.environ, str(world.workdir))
+    return issue.report(form.read(folder), prove.files(folder), names)
+
+
 def _print(outcome: Outcome, arguments: argparse.Namespace, world: World) -> int:
+    text = outcome.text.rstrip("\n") + "\n"
+    report = _report(outcome.out, world) if arguments.issue and outcome.out is not None else None
     if arguments.json:
-        world.out(json.dumps(outcome.to_json(), indent=1) + "\n")
+        found = outcome.to_json()
+        if report is not None:
+            found["issue"] = report
+        world.out(json.dumps(found, indent=1) + "\n")
+    elif report is not None:
+        # What is to be pasted is alone on the standard output.
+        world.err(text)
+        world.out(report)
     else:
-        world.out(outcome.text.rstrip("\n") + "\n")
+        world.out(text)
     return outcome.exit
 
 

@@ -10,12 +10,12 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from stackbisect.errors import UsageError
-from stackbisect.repro import differing, form, locate, prove, words
+from stackbisect.repro import differing, form, locate, machine, prove, words
 from stackbisect.repro.locate import NoSite, Site
 from stackbisect.repro.prove import NoProof, Proof
 from stackbisect.repro.stacks import Stack, folder
@@ -199,6 +199,7 @@ def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Out
     tables = _tables((good, bad), proof, smaller.case, limit)
     outputs = [differing.outputs(content, each, time_limit=limit) for each in (good, bad)]
     made = _form(smaller, site, tables, differing.difference(*outputs), asked)
+    made = replace(made, machine=machine.machine(good, time_limit=limit))
     _write(asked.out, content, made, smaller.case.notes)
     return Outcome(EXTRACTED, words.extracted(made, asked.out), site, made, asked.out)
 

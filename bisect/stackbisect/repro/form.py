@@ -119,7 +119,7 @@ class Shrunk:
 
 @dataclass(frozen=True)
 class Form:
-    """All of repro.toml. diagnose: the command of ours that finds it."""
+    """All of repro.toml. diagnose: the command of ours that finds it. machine: CPU, GPU, system."""
 
     finding: Finding
     run: Run
@@ -128,6 +128,7 @@ class Form:
     diagnose: tuple[str, ...] = ()
     fix: Fix | None = None
     shrink: Shrunk | None = None
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     def stack(self, name: str) -> StackTable:
         """The stack of that name. Raises FormError."""
@@ -221,6 +222,8 @@ def _optional_tables(form: Form) -> dict[str, Any]:
     if form.shrink is not None:
         done = form.shrink
         found["shrink"] = {"steps": done.steps, "tries": done.tries, "elements": done.elements}
+    if form.machine:
+        found["machine"] = dict(sorted(form.machine.items()))
     return found
 
 
@@ -257,6 +260,7 @@ def loads(data: str, source: str) -> Form:
         diagnose=_optional(top, "diagnose", lambda table: table.words("command")) or (),
         fix=_optional(top, "fix", lambda table: Fix(table.words("command"), table.text("text"))),
         shrink=_optional(top, "shrink", _shrunk),
+        machine=top.texts("machine") if "machine" in top else {},
     )
     top.close()
     _check(form, source)

@@ -24,7 +24,7 @@ Measure = tuple[int, ...]
 # What a case shows; None is nothing. Two cases show the same where these are equal.
 Finding = Hashable
 
-WIDTH = 48
+WIDTH = 64
 _ROUND = 6  # edits of one pass before the next one has its turn
 
 # Why a search ended.

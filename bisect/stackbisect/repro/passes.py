@@ -19,6 +19,7 @@ from stackbisect.repro.least import Edit, Pass
 from stackbisect.repro.triton_case import Kernel
 
 Edits = Iterator[Edit[Program]]
+_SMALL = 8
 _ALIGNED = calls.Array.alignment
 
 
@@ -302,26 +303,31 @@ def _sizes(program: Program) -> list[int]:
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    """One of it, eighths, quarters, halves."""
-    if size < 2:
+    """One of it, eighths, quarters, halves; little at either end. All there are of a small one."""
+    if size <= _SMALL:
+        yield from _windows(size)
         return
     seen = set()
-    for piece in (1, size // 8, size // 4, size // 2):
-        if piece < 1:
-            continue
+    for piece in (1, size // 8, size // 4, size // 2, 2, 4):
         starts = range(0, size - piece + 1, piece)
-        few = starts if len(starts) <= 9 else (starts[0], starts[-1])
+        few = starts if piece * 9 >= size else (0, size - piece)
         for start in few:
             if (start, start + piece) not in seen:
                 seen.add((start, start + piece))
                 yield start, start + piece
 
 
+def _windows(size: int) -> Iterator[tuple[int, int]]:
+    for piece in range(1, size):
+        for start in range(size - piece + 1):
+            yield start, start + piece
+
+
 def _ends(size: int) -> Iterator[tuple[int, int]]:
     """A quarter less, an eighth, …, one less; at either end."""
     seen = set()
-    step = max(size // 4, 1)
-    while step >= 1 and size > 1:
+    step = size // 4 if size > _SMALL else 0
+    while step >= 1:
         for window in ((0, size - step), (step, size)):
             if window not in seen:
                 seen.add(window)

@@ -55,9 +55,10 @@ class Shrinker:
             kept(Smaller(now.case, now.steps, now.tries))
 
         def findings(cases: Sequence[Program], seconds: float | None) -> list[str | None]:
-            return judge.findings([evaluations(each) for each in cases], seconds)
+            return judge.findings([_evaluations(each) for each in cases], seconds)
 
         say(f"making it smaller: {words(case)}")
+        evaluations(case)  # raises what is wrong with it
         task = Task(
             passes=passes.ALL,
             measure=smaller.measure,
@@ -72,6 +73,14 @@ class Shrinker:
         say(_ended(answer.ended, judge.refused))
         found = answer.kept
         return Smaller(found.case, found.steps, found.tries)
+
+
+def _evaluations(program: Program) -> Sequence[Files]:
+    """None where what an edit made is no program: an argument is gone that must be there."""
+    try:
+        return evaluations(program)
+    except (LookupError, TypeError, ValueError):
+        return ()
 
 
 def evaluations(program: Program) -> Sequence[Files]:

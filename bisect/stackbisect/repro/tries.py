@@ -56,7 +56,7 @@ def finding(good: Look | Failed, bad: Look | Failed) -> str | None:
 
 @dataclass
 class Judge:
-    """Both stacks. runs: the evaluations of a case, two or more, as the files of each.
+    """Both stacks. A case is the files of each of its evaluations: two or more, or none.
 
     memory: bytes that one evaluation may take. refused: why the first case shows nothing.
     """
@@ -76,18 +76,29 @@ class Judge:
         end = None if seconds is None else self.clock() + seconds
         first = self.limit_s is None
         started = self.clock()
-        good = self._looks(self.good, cases, end)
+        asked = [place for place, runs in enumerate(cases) if runs]
+        good = self._of(self.good, cases, asked, end)
         if first:
             self.limit_s = 2 * (self.clock() - started) + _HANGS_S
         places = [place for place, look in enumerate(good) if isinstance(look, Look)]
-        bad: list[Look | Failed] = [Failed("not run")] * len(cases)
-        for place, look in zip(
-            places, self._looks(self.bad, [cases[place] for place in places], end), strict=True
-        ):
-            bad[place] = look
+        bad = self._of(self.bad, cases, places, end)
         if first:
             self.refused = _refused((self.good.name, good[0]), (self.bad.name, bad[0]))
         return [finding(one, other) for one, other in zip(good, bad, strict=True)]
+
+    def _of(
+        self,
+        stack: Stack,
+        cases: Sequence[Sequence[Files]],
+        places: Sequence[int],
+        end: float | None,
+    ) -> list[Look | Failed]:
+        """What some of the cases look like, each at its place."""
+        found: list[Look | Failed] = [Failed("it was not run")] * len(cases)
+        looks_there = self._looks(stack, [cases[place] for place in places], end)
+        for place, look in zip(places, looks_there, strict=True):
+            found[place] = look
+        return found
 
     def _looks(
         self, stack: Stack, cases: Sequence[Sequence[Files]], end: float | None
