@@ -424,9 +424,11 @@ def _random(rank: _Rank, name: str, _kind: str) -> Lack | None:
     at_step = _missing(rank.whole.begins, rank.restored.begins, name)
     at_call = _missing(rank.killed.saved, rank.restored.restored, name)
     missing = at_call if at_step is None else at_step
-    if not missing or not _drawn(rank.whole, name):
+    missing = tuple(leaf for leaf in missing or () if _drawn(rank.whole, name, leaf))
+    if not missing:
         return None
-    if _leaves(rank.whole.saved, name) != _leaves(rank.killed.saved, name):
+    mine, its = _leaves(rank.whole.saved, name), _leaves(rank.killed.saved, name)
+    if any(mine.get(leaf) != its.get(leaf) for leaf in missing):
         text = (
             f"not seeded: {name}: it differed between the two runs before the checkpoint, and was "
             "not restored"
@@ -440,10 +442,10 @@ def _random(rank: _Rank, name: str, _kind: str) -> Lack | None:
     return Lack(rank.number, name, f"{text}; the whole run draws from it later", True, missing)
 
 
-def _drawn(whole: Told, name: str) -> bool:
+def _drawn(whole: Told, name: str, leaf: str) -> bool:
     """Whether the whole run draws from a random stream after the checkpoint, or may."""
     states = (whole.saved, whole.begins, whole.end)
-    moments = [_leaves(state, name) for state in states if state is not None]
+    moments = [_leaves(state, name).get(leaf) for state in states if state is not None]
     return len(moments) < 2 or any(moment != moments[0] for moment in moments[1:])
 
 

@@ -87,6 +87,59 @@ class TestAHealthyResume:
         assert {row["steps"] for row in outcome.details["compared"]} == {3}
 
 
+STREAMS = """
+import pickle, random, sys
+from pathlib import Path
+import beside, pinner
+
+class Holder:
+    def __init__(self):
+        self.draw = random.Random(2)
+
+mine, holder, idle, same = random.Random(1), Holder(), random.Random(3), beside.draw
+file = Path(sys.argv[1], "state")
+step = 0
+if file.exists():
+    step, *states = pickle.loads(file.read_bytes())
+    for stream, state in zip((mine, holder.draw, beside.draw), states):
+        if "--fixed" in sys.argv:
+            stream.setstate(state)
+    pinner.checkpoint_restored()
+else:
+    idle.random()
+while step < 4:
+    value = mine.random() + holder.draw.random() + same.random()
+    pinner.fingerprint("value", value)
+    step += 1
+    if step == 2:
+        states = [stream.getstate() for stream in (mine, holder.draw, beside.draw)]
+        file.write_bytes(pickle.dumps((step, *states)))
+        pinner.checkpoint_saved()
+"""
+
+
+class TestRandomStreamsOfTheProgram:
+    @pytest.fixture
+    def command(self, tmp_path: Path) -> list[str]:
+        folder = tmp_path / "program"
+        folder.mkdir()
+        (folder / "streams.py").write_text(STREAMS)
+        (folder / "beside.py").write_text("import random\ndraw = random.Random(4)\n")
+        return [PLAIN[0], str(folder / "streams.py"), "{dir}"]
+
+    def test_are_named_where_the_run_draws_from_them_later(
+        self, verify: Verify, command: list[str]
+    ) -> None:
+        outcome = verify.resume(command)
+        (lack,) = outcome.details["lacks"]
+        assert (outcome.exit, lack["name"]) == (1, "random streams of the program")
+        assert sorted(lack["leaves"]) == ["holder.draw", "mine", "same"]  # idle: never again
+
+    def test_that_are_put_back_are_no_fault(self, verify: Verify, command: list[str]) -> None:
+        outcome = verify.resume([*command, "--fixed"])
+        assert (outcome.exit, names(outcome)) == (0, []), outcome.text
+
+
 class TestItsFolders:
     """`--dir` keeps the runs; `pinner compare` pairs them as the verification does."""
 

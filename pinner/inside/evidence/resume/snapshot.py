@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ... import pins, session
-from . import compiled, loaders, nested, registry, streams
+from . import compiled, loaders, nested, program, registry, streams
 
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Optional, Set, Tuple
@@ -31,6 +31,7 @@ def take(passed: Optional[Any] = None) -> State:
     found = _State()
     for name, digest in streams.digests().items():
         found.add("random", name, "", digest)
+    _of_generators(found)
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "nn"):
         _of_loaders(found)
@@ -76,14 +77,20 @@ def _of_loaders(found: _State) -> None:
         if iterator is not None and getattr(loader, "num_workers", 0) > 0:
             seed = getattr(iterator, "_base_seed", None)
             found.add("random", "worker seeds of " + name, "base seed", nested.of(seed))
-    _of_generators(found)
 
 
 def _of_generators(found: _State) -> None:
+    """Add the random streams of loaders, and those that the program holds besides."""
+    seen = set()
     for name, loader, _ in loaders.positions():
         for place, generator in loaders.generators(loader):
+            seen.add(id(generator))
             digest = nested.of(nested.generator_state(generator))
             found.add("random", "generator of " + name, place, digest)
+    for place, generator in program.generators():
+        if id(generator) not in seen:
+            digest = nested.of(nested.generator_state(generator))
+            found.add("random", "random streams of the program", place, digest)
 
 
 def _of_modules(found: _State, torch: Any) -> Set[int]:
