@@ -55,7 +55,7 @@ class Text:
 
     imports: lines after `import torch`, `import triton` and `import triton.language as tl`. body:
     constants and functions. kernel, functions: the names of the kernel and of the functions that
-    are its arguments. lines: needed before the first launch, where the kernel itself is imported.
+    are its arguments. wrapped: the kernel itself is imported, with whatever tunes it around it.
     """
 
     imports: tuple[str, ...]
@@ -63,6 +63,7 @@ class Text:
     kernel: str
     functions: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    wrapped: bool = False
 
 
 def text(good: Mapping[str, Any], bad: Mapping[str, Any] | None, further: int = 0) -> Text:
@@ -300,7 +301,9 @@ class _Writing:
         for number in self._order:
             self._forbid(number)
         roots = range(self._further + 1)
-        for number in roots:
+        for number in roots:  # where it is launched its arguments are variables
+            hidden = self._forbidden.setdefault((_FUNCTION, number), set())
+            hidden.update(self._functions[0]["locals"])
             self._name_function(number)
         for number in self._order:
             for read in self._functions[number]["reads"]:
@@ -313,6 +316,7 @@ class _Writing:
             kernel=self._names[_FUNCTION, 0],
             functions=tuple(self._names[_FUNCTION, number] for number in roots[1:]),
             changes=tuple(self._choice.changes()),
+            wrapped=0 in self._choice.imported,
         )
 
     def _copied(self) -> list[int]:

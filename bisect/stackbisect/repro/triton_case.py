@@ -18,6 +18,8 @@ from stackbisect.repro.extract import NoCase
 from stackbisect.repro.kernel_text import Change, NoText, Text
 
 LAUNCH = "triton.launch"
+# What `triton.Config` gives whether it was asked for or not.
+_DEFAULTS = {"num_ctas": "1"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Kernel:
 
     grid: how many programs along each axis. options: num_warps and its like. constexprs: the
     arguments that are constants to the compiler. interpreted: under Triton's interpreter, on the
-    CPU. environ: variables of Triton that change what it compiles.
+    CPU. environ: variables of Triton that change what it compiles. compared: the source is known
+    in both stacks.
     """
 
     text: Text
@@ -35,21 +38,14 @@ class Kernel:
     constexprs: tuple[str, ...]
     interpreted: bool
     environ: Mapping[str, str]
+    compared: bool = True
 
 
-def program(
-    good: Mapping[str, Any],
-    bad: Mapping[str, Any] | None,
-    arrays: Mapping[str, Array],
-    written: Sequence[str],
-) -> Program | NoCase:
-    """The program of a launch, from what `capture_triton.launch` took in each stack.
+def kernel(good: Mapping[str, Any], bad: Mapping[str, Any] | None) -> Kernel | NoCase:
+    """The kernel of a launch, from what `capture_triton.launch` took in each stack.
 
-    bad: None where the launch was not captured there. arrays: the tensors, by the names that stand
-    for them. written: those of them that the launch writes in either stack.
+    bad: None where the launch was not captured there; then all is taken to be the same.
     """
-    if not written:
-        return NoCase("it writes to none of the tensors that it was given")
     if bad is not None:
         apart = launched_otherwise(good, bad)
         if apart:
@@ -63,21 +59,40 @@ def program(
         text = kernel_text.text(good["source"], None if bad is None else bad["source"], further)
     except NoText as error:
         return NoCase(str(error))
-    environ = {
-        name: value
-        for name, value in good["environ"].items()
-        if bad is None or bad["environ"].get(name) == value
-    }
-    kernel = Kernel(
+    return Kernel(
         text=text,
         grid=_grid(good["grid"]),
-        options={name: _literal(code) for name, code in good["options"].items()},
+        options={
+            name: _literal(code)
+            for name, code in good["options"].items()
+            if _DEFAULTS.get(name) != code
+        },
         constexprs=tuple(good["constexprs"]),
         interpreted=good["interpreted"],
-        environ=environ,
+        environ={
+            name: value
+            for name, value in good["environ"].items()
+            if bad is None or bad["environ"].get(name) == value
+        },
+        compared=bad is not None,
     )
-    arguments = {name: _value(each, text) for name, each in good["arguments"].items()}
-    libraries = tuple(dict.fromkeys(each.distribution for each in text.changes))
+
+
+def program(
+    kernel: Kernel,
+    good: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    names: Mapping[int, str],
+    written: Sequence[str],
+) -> Program:
+    """The program of a launch.
+
+    arrays: its tensors, by the names that `names` gives their numbers. written: those of them that
+    the launch writes in either stack.
+    """
+    text = kernel.text
+    arguments = {name: _value(each, text, names) for name, each in good["arguments"].items()}
+    libraries = dict.fromkeys(each.distribution for each in text.changes)
     return Program(
         kind="triton",
         operation=_operation(good["source"]["functions"][0]),
@@ -87,7 +102,7 @@ def program(
         needs=("torch", "triton", *(("numpy",) if kernel.interpreted else ()), *libraries),
         gpu=not kernel.interpreted,
         kernel=kernel,
-        notes=(_notes(text.changes, known=bad is not None),),
+        notes=(_notes(text.changes, compared=kernel.compared),),
     )
 
 
@@ -143,11 +158,11 @@ def _count_functions(launch: Mapping[str, Any]) -> int:
     return len({number for each in launch["arguments"].values() for number in numbers(each)})
 
 
-def _value(value: Mapping[str, Any], text: Text) -> Value:
+def _value(value: Mapping[str, Any], text: Text, names: Mapping[int, str]) -> Value:
     if "tensor" in value:
-        return Ref(value["tensor"])
+        return Ref(names[value["tensor"]])
     if "tuple" in value:
-        return tuple(_value(each, text) for each in value["tuple"])
+        return tuple(_value(each, text, names) for each in value["tuple"])
     if "function" in value:
         return Named(text.functions[value["function"] - 1])
     return _literal(value["code"])
@@ -162,10 +177,10 @@ def _literal(code: str) -> Value:
     return Listed(tuple(found)) if isinstance(found, list) else found
 
 
-def _notes(changes: Sequence[Change], *, known: bool) -> str:
+def _notes(changes: Sequence[Change], *, compared: bool) -> str:
     """What a reader has to know of where the kernel's text comes from, for README.md."""
     if not changes:
-        where = "in both stacks" if known else "in the good stack"
+        where = "in both stacks" if compared else "in the good stack"
         return (
             f"The kernel and all that it calls are copied as they were {where}: what differs is "
             "what Triton, or what it is built on, makes of them."

@@ -77,11 +77,12 @@ class _Launched:
             result = call()
         finally:
             end()
-        self._call["written"] = [
-            number
-            for number, (tensor, before) in sorted(self._tensors.items())
-            if digest_of(tensor) != before
-        ]
+        after = {number: digest_of(tensor) for number, (tensor, _) in self._tensors.items()}
+        self._call["written"] = {
+            str(number): after[number]
+            for number, (_, before) in sorted(self._tensors.items())
+            if after[number] != before
+        }
         capture.write("triton", self._call)
         return result
 
