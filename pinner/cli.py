@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -133,7 +134,7 @@ _STATUS = {USAGE: "usage", UNREADABLE: "unreadable", REFUSED: "refused"}
 def _failed(arguments: argparse.Namespace, code: int, status: str, text: str) -> int:
     """Says why there is no outcome, to programs too; a wrong command line is for people alone."""
     say(text)
-    if code != USAGE:
+    if status != _STATUS[USAGE]:
         _print_json(arguments, lambda: {"exit": code, "status": status, "text": text})
     return code
 
@@ -225,10 +226,11 @@ def _known(error: Exception, command: str) -> int | None:
     from pinner.launch.session_dir import SessionError, SessionTaken
     from pinner.launch.taps import TapError
     from pinner.lockfile.errors import LedgerError, LockError
+    from pinner.policy.rules import ProfileError
 
     if isinstance(error, NameNeeded):
         return USAGE
-    if not isinstance(error, (SessionError, TapError, LedgerError, LockError)):
+    if not isinstance(error, (SessionError, TapError, ProfileError, LedgerError, LockError)):
         return None
     if command == "enforce":
         return REFUSED
@@ -237,6 +239,7 @@ def _known(error: Exception, command: str) -> int | None:
 
 def _record(arguments: argparse.Namespace) -> int:
     from pinner.launch import phases, record
+    from pinner.policy import apply
 
     _refuse_obstacles(arguments)
     sealing = arguments.phase == "seal"
@@ -246,9 +249,20 @@ def _record(arguments: argparse.Namespace) -> int:
         raise _Usage("--phase needs the folder that its launchers share: --dir SHARED")
     if not arguments.phase and (arguments.fresh or arguments.run_name):
         raise _Usage("--fresh and --run-name belong to --phase")
+    if sealing and (arguments.profile or arguments.role):
+        raise _Usage("--phase seal runs nothing: --profile and --role belong to the other phases")
     _check_out(arguments.out)
+    job = _job(arguments, () if sealing else _command(arguments))
+    try:
+        policy = _policy(arguments)
+    except apply.PolicyRefused as error:
+        return _failed(arguments, USAGE, "refused", str(error))
+    if policy is not None:
+        for line in policy.lines():
+            say(line)
+        job = replace(job, policy=policy.settings())
     options = record.Options(
-        job=_job(arguments, () if sealing else _command(arguments)),
+        job=job,
         out=arguments.out,
         runs=arguments.runs,
         on_conflict=arguments.on_conflict,
@@ -260,9 +274,22 @@ def _record(arguments: argparse.Namespace) -> int:
         outcome = phases.run_phase(arguments.phase, shared, os.environ, say)
     else:
         outcome = record.record(options, os.environ, say)
+    if policy is not None:
+        outcome = replace(outcome, details={**outcome.details, "policy": policy.as_json()})
     say(outcome.told or outcome.text)
     _print_json(arguments, outcome.to_json)
     return outcome.exit
+
+
+def _policy(arguments: argparse.Namespace) -> Any:
+    """The profile that was asked for, judged here; None without one. Raises `PolicyRefused`."""
+    from pinner.policy import apply
+
+    if arguments.profile is None:
+        if arguments.role is not None:
+            raise _Usage("--role chooses among a profile's rules: name the profile with --profile")
+        return None
+    return apply.policy_of(arguments.profile, arguments.role, os.environ)
 
 
 def _enforce(arguments: argparse.Namespace) -> int:
@@ -296,6 +323,9 @@ def _env(arguments: argparse.Namespace) -> int:
             arguments.lock, allow_draft=arguments.allow_draft, allow=arguments.allow
         )
         enforce.check_watched(lock, arguments.cublaslt)
+        policy = environment.role_policy(
+            lock, os.environ, arguments.allow, role=arguments.role, profile=arguments.profile
+        )
     except enforce.LockRefused as error:
         return _failed(arguments, 4, "refused", str(error))
     made = environment.elsewhere(
@@ -307,6 +337,7 @@ def _env(arguments: argparse.Namespace) -> int:
         allow=arguments.allow,
         evidence=arguments.verify,
         cublaslt=arguments.cublaslt,
+        policy=policy,
     )
     text = _json(made.to_json()) if arguments.json else made.shell()
     return 0 if _print(text) else UNREADABLE
@@ -724,6 +755,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", metavar="N", type=_at_least(2), default=2, help="validating runs (default: 2)"
     )
+    _add_profile(parser, "what variables and switches may be: a TOML file, or one of pinner's own")
     _add_evidence(parser)
     _add_cublaslt(parser)
     parser.add_argument(
@@ -737,6 +769,13 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fresh", action="store_true", help="put an earlier observed run in SHARED aside"
+    )
+
+
+def _add_profile(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--profile", metavar="NAME", help=text)
+    parser.add_argument(
+        "--role", choices=("trainer", "rollout"), help="whose rules of the profile hold"
     )
 
 
@@ -881,6 +920,7 @@ def _sizes(text: str) -> list[int]:
 
 def _add_env(parser: argparse.ArgumentParser) -> None:
     _add_lock(parser)
+    _add_profile(parser, "the file of the lock's profile, for another role than the lock's")
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="default: $PINNER_DIR, or .pinner beside the lock"
     )

@@ -54,6 +54,7 @@ def enforce(
     cleared environment) is not noticed.
     """
     from pinner.launch.enforce import LockRefused, check_watched, load
+    from pinner.policy import apply
 
     if cublaslt not in ("auto", "on", "off"):
         raise PinnerError(f'expected "auto", "on" or "off" for cublaslt, found {cublaslt!r}')
@@ -65,6 +66,9 @@ def enforce(
     if activate.is_enforced_already(digest):
         return
     activate.refuse_if_too_late()
+    found = [*apply.differing(lock.policy, os.environ, allow), *apply.late(lock.policy, os.environ)]
+    if found:
+        raise PinnerError("; ".join(found))
     folder = Path(tempfile.mkdtemp(prefix="pinner-enforce-"))
     wanted = _Wanted(on_miss, tuple(allow), cublaslt)
     session = _session(folder, lock, digest, wanted)

@@ -101,5 +101,6 @@ def _settings(path: str) -> Dict[str, Any]:
         "replay": False,
         "run": "enforce",
         "hidden_pythonpath": os.environ.get("PYTHONPATH"),
+        "locked_policy": {} if "profile" in pins.read(path).policy else None,
         "created": ledger.now(),
     }

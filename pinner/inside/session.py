@@ -31,6 +31,8 @@ class Session:
     replay: launch every decided kernel twice, to find one that is not deterministic
     run: name of this run
     trace: what `pinner trace` asked for (see evidence/trace/settings.py), or None
+    policy: the rules of a policy profile (see policy.py), or None
+    locked_policy: whether the lock that is enforced holds the values of a policy profile
     hidden_pythonpath: the PYTHONPATH the command would have had, or None
     created: ISO time
     """
@@ -42,9 +44,11 @@ class Session:
         "evidence",
         "folder",
         "hidden_pythonpath",
+        "locked_policy",
         "mode",
         "on_miss",
         "pins",
+        "policy",
         "replay",
         "run",
         "taps",
@@ -63,6 +67,8 @@ class Session:
         self.replay: bool = fields.get("replay", False)
         self.run: str = fields.get("run", "")
         self.trace = _placed(folder, fields.get("trace"))
+        self.policy: Optional[Dict[str, Any]] = fields.get("policy")
+        self.locked_policy: bool = fields.get("locked_policy") is not None
         self.hidden_pythonpath: Optional[str] = fields.get("hidden_pythonpath")
         self.created: str = fields.get("created", "")
 

@@ -52,6 +52,8 @@ def begin(environ: Mapping[str, str]) -> None:
     stand_in.offer()
     ledger.at_first_line(_facts_at_first_line)
     ledger.at_exit(_refuse_bypass)
+    if active.policy is not None or active.locked_policy:
+        _begin_policy(active)  # sets variables too
     imports.before("torch", _install_others)  # sets variables, which are facts of the stack
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
@@ -161,6 +163,12 @@ def _install_optimizer(module: ModuleType) -> None:
     from .evidence import optimizer
 
     optimizer.install(module)
+
+
+def _begin_policy(active: session.Session) -> None:
+    from . import policy
+
+    policy.begin(active)
 
 
 def _begin_trace(fields: Dict[str, Any]) -> None:

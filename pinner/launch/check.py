@@ -15,6 +15,7 @@ from pinner.lockfile.check import findings
 from pinner.lockfile.codec import read_lock, read_lock_with_digest
 from pinner.lockfile.compiled import compile_pins
 from pinner.lockfile.schema import Lock
+from pinner.policy import apply
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def _stack(
     lock: Lock, python: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[bool, list[str], dict[str, Any]]:
     try:
-        facts = environment.facts_of(python, environ)
+        held = apply.variables_of(lock.policy)  # what enforcing sets, facts of the stack among it
+        facts = environment.facts_of(python, {**held, **environ})
     except environment.NoFacts as error:
         return False, [str(error)], {"mismatches": None}
     differing = stack.mismatches(lock.stack, facts)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pinner.inside import policy
 from pinner.inside.values import canonical, readable, readable_named, share_class
 from pinner.lockfile.configs import config_text
 from pinner.lockfile.ledgers import ChoiceRecord, ProblemRecord, ProcessLedger, SettingRecord
@@ -294,6 +295,8 @@ def _setting_field(row: Row, lock: Lock) -> str | None:
         return "unenforceable"
     if row.state != "differs":
         return None
+    if row.chooser == policy.CHOOSER:
+        return "invalid"
     forced = any(
         each.identity == (row.chooser, row.name) and each.held == "forced" for each in lock.settings
     )

@@ -25,6 +25,7 @@ from pinner.lockfile.codec import read_lock_with_digest
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.errors import LedgerError, LockError
 from pinner.lockfile.schema import Lock
+from pinner.policy import apply
 from pinner.stack import allowed_in_vain
 
 # Exit codes of `enforce` itself; all others are the command's.
@@ -113,11 +114,19 @@ def check_watched(lock: Lock, cublaslt: session_dir.CublasLt) -> None:
         )
 
 
+def check_policy(lock: Lock, environ: Mapping[str, str], allow: Sequence[str]) -> None:
+    """Raises `LockRefused` where the environment has other values than the lock's profile held."""
+    found = apply.differing(lock.policy, environ, allow)
+    if found:
+        raise LockRefused("\n".join(found))
+
+
 def enforce(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Runs the command under the lock. Raises `SessionError` and `LedgerError`."""
     try:
         lock, digest = load(options.lock, allow_draft=options.allow_draft, allow=options.allow)
         check_watched(lock, options.job.cublaslt)
+        check_policy(lock, environ, options.allow)
         _check_command(options)
         _check_alone(options)
         _check_report(options)

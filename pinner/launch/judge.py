@@ -10,6 +10,7 @@ from typing import Any
 
 from pinner.compare import evidence
 from pinner.compare.evidence import Difference, RunEvidence
+from pinner.inside import policy
 from pinner.inside.values import readable_named
 from pinner.launch.collect import Run
 from pinner.launch.command_line import is_python
@@ -275,7 +276,7 @@ def _faults(run: Run) -> Refusal | None:
 def _problems(run: Run) -> Refusal | None:
     """Broken pins. A command that failed over them is told apart from one that failed by itself."""
     if run.session.settings.mode != "enforce":
-        return None
+        return _profile_refusal(run)
     strict = run.session.settings.on_miss == "error"
     kinds = ("invalid", "missed", "drift") if strict else ("invalid",)
     found: dict[str, None] = {}
@@ -286,6 +287,17 @@ def _problems(run: Run) -> Refusal | None:
     if not found:
         return None
     return Refusal(BROKEN, "broken-pins", "pins were broken: " + "; ".join(found))
+
+
+def _profile_refusal(run: Run) -> Refusal | None:
+    """What an observed program set by itself and its policy profile does not accept."""
+    found: dict[str, None] = {}
+    for ledger, problem in run.problems("invalid"):
+        if problem.chooser == policy.CHOOSER:
+            found.setdefault(f"{problem.kernel}: {problem.text} ({ledger.process.name})")
+    if not found:
+        return None
+    return Refusal(BROKEN, "policy", "the policy does not hold: " + "; ".join(found))
 
 
 def _failed(run: Run) -> Refusal | None:

@@ -35,6 +35,7 @@ class Job:
 
     outside: evidence that only the launcher sees. taps: files or names of metric taps.
     cublaslt: whether cuBLASLt is watched: "auto" (where it can be), "on" or "off".
+    policy: the profile that its processes are under (`Policy.settings`), or None.
     output: a descriptor for the command's standard output; None is pinner's own.
     silence_s: seconds after which it is said that nothing has reported.
     """
@@ -43,6 +44,7 @@ class Job:
     outside: OutsideEvidence = field(default_factory=OutsideEvidence)
     taps: tuple[str, ...] = ()
     cublaslt: CublasLt = "auto"
+    policy: Mapping[str, Any] | None = None
     output: int | None = None
     silence_s: float = SILENCE_S
 
@@ -55,6 +57,7 @@ class Job:
             taps=read_taps(self.taps),
             cublaslt=self.cublaslt,
             hidden_pythonpath=session_dir.hidden_pythonpath(environ),
+            policy=self.policy,
         )
 
 

@@ -25,6 +25,7 @@ from pinner.lockfile.conflicts import ConflictError, Rule
 from pinner.lockfile.errors import LockError
 from pinner.lockfile.merge import Draft, draft_lock, merge_ledgers
 from pinner.lockfile.schema import Lock
+from pinner.policy import apply
 
 Say = Callable[[str], None]
 
@@ -222,6 +223,7 @@ def make_draft(draft: Draft, observed: Run) -> Lock:
     policy: dict[str, Encoded] = {
         name: list(launcher.texts(name)) for name in options if launcher.texts(name)
     }
+    policy.update(apply.for_lock(observed.session.settings.policy))
     return draft_lock(draft, run, policy, schema.Evidence())
 
 

@@ -21,7 +21,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from typing import Any, Literal
 from pinner import shipped
 from pinner.inside.faults import PinnerError
 from pinner.lockfile.errors import LockError
+from pinner.policy import apply
 
 VERSION = 1
 Mode = Literal["observe", "enforce"]
@@ -61,15 +62,20 @@ class Settings:
     replay: bool = False
     cublaslt: CublasLt = "auto"
     hidden_pythonpath: str | None = None
+    policy: Mapping[str, Any] | None = None  # see `pinner/policy/apply.py`, Policy.settings
     trace: Mapping[str, Any] | None = None  # see `pinner/inside/evidence/trace/settings.py`
 
 
 @dataclass(frozen=True)
 class SessionDir:
-    """A session folder that exists. `settings` are those of whoever created it."""
+    """A session folder that exists. `settings` are those of whoever created it.
+
+    locked: the variables that the profile of the lock held, where one is enforced.
+    """
 
     path: Path
     settings: Settings
+    locked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Path:
@@ -97,10 +103,15 @@ class SessionDir:
         return self.path / "pins.json"
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What must be set, on top of `environ`, for a process to belong to this run."""
+        """What must be set, on top of `environ`, for a process to belong to this run.
+
+        What a policy profile sets is among them; a value that `environ` has is never changed.
+        """
         own = str(shipped.inject_dir())
         hidden = _without(environ.get("PYTHONPATH"), own)
+        asked = self.locked if self.settings.policy is None else self.settings.policy["sets"]
         return {
+            **{name: value for name, value in asked.items() if name not in environ},
             SESSION: str(self.path),
             MODE: self.settings.mode,
             "PYTHONPATH": own + os.pathsep + hidden if hidden else own,
@@ -178,7 +189,7 @@ def read(path: Path) -> SessionDir:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise SessionError(f"{file} is not a pinner session: {error}") from error
-    return SessionDir(Path(os.path.abspath(path)), settings)
+    return SessionDir(Path(os.path.abspath(path)), settings, fields.get("locked_policy") or {})
 
 
 def lock_digest(session: SessionDir) -> str | None:
@@ -212,12 +223,14 @@ def fresh_caches(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
 def _fill(folder: Path, settings: Settings, final: Path, pins: str | None) -> None:
     for name in ("ledger", "faults", "launchers", "cublaslt"):
         (folder / name).mkdir(parents=True)
+    fields = _to_json(settings, str(final / "pins.json") if pins is not None else None)
     if pins is not None:
         (folder / "pins.json").write_text(pins, encoding="utf-8")
-        locked = json.loads(pins).get("cublaslt")
-        if locked:
-            (folder / "cublaslt.pins").write_bytes(cublaslt_pins(locked))
-    fields = _to_json(settings, str(final / "pins.json") if pins is not None else None)
+        body = json.loads(pins)
+        if body.get("cublaslt"):
+            (folder / "cublaslt.pins").write_bytes(cublaslt_pins(body["cublaslt"]))
+        if apply.profile_of(body.get("policy") or {}) is not None:
+            fields["locked_policy"] = apply.variables_of(body["policy"])
     (folder / "session.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
 
 
@@ -248,6 +261,7 @@ def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
         "run": settings.run,
         "hidden_pythonpath": settings.hidden_pythonpath,
         "created": settings.created,
+        **({} if settings.policy is None else {"policy": dict(settings.policy)}),
         **({} if settings.trace is None else {"trace": dict(settings.trace)}),
     }
 
@@ -264,6 +278,7 @@ def _from_json(fields: Mapping[str, Any]) -> Settings:
         replay=fields["replay"],
         cublaslt=fields.get("cublaslt", "auto"),
         hidden_pythonpath=fields["hidden_pythonpath"],
+        policy=fields.get("policy"),
         trace=fields.get("trace"),
     )
 

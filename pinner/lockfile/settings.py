@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pinner.inside.policy import CHOOSER, LATER
 from pinner.inside.stack_rules import SEPARATOR
 from pinner.inside.values import Encoded, canonical, readable
 
@@ -174,13 +175,16 @@ def _judged(
 def _switched(record: SettingRecord, policy: Values) -> tuple[State, Encoded | None, str]:
     """A switch that pinner sets by itself, recording and enforcing alike."""
     name = f"{record.chooser}.{record.name}"
+    if name not in policy and record.name.endswith(LATER):
+        text = f"the program itself set it to {readable(record.value)}; it did not when recorded"
+        return "differs", None, text
     if name not in policy:
         return "new", None, "this pinner sets it, the lock was recorded without it"
     if canonical(policy[name]) == canonical(record.value):
         return "held", policy[name], ""
+    here = "here it is" if record.chooser == CHOOSER else "this pinner sets"
     text = (
-        f"the lock was recorded with {name} = {_plain(policy[name])}, "
-        f"this pinner sets {_plain(record.value)}"
+        f"the lock was recorded with {name} = {_plain(policy[name])}, {here} {_plain(record.value)}"
     )
     return "differs", policy[name], text
 

@@ -96,6 +96,9 @@ SWITCHES = (
 
 _MISSING = object()
 
+# What the options were that were set for good, by name.
+found: Dict[str, Any] = {}
+
 
 def apply(config: Any, patches: Optional[Dict[str, Any]], lines: Lines) -> Optional[Dict[str, Any]]:
     """Set the switches in `config` for good, and in a copy of `patches`, which is returned.
@@ -110,9 +113,11 @@ def apply(config: Any, patches: Optional[Dict[str, Any]], lines: Lines) -> Optio
         value = _value(config, own, switch.name)
         if value is _MISSING or not any(value is v or value == v for v in switch.found):
             continue
-        setattr(config, switch.name, switch.off)
         if switch.name in own:
             own[switch.name] = switch.off
+        else:
+            found[switch.name] = value
+        setattr(config, switch.name, switch.off)
         lines.setting(switch.name, switch.off, "set", "%s (was %r)" % (switch.text, value))
     return own if patches is not None else None
 
