@@ -38,6 +38,8 @@ from stackbisect.by_hand.verdicts import is_by_hand
 from stackbisect.errors import UsageError
 from stackbisect.journal import Header, Journal, JournalError, Record
 from stackbisect.probe import InfrastructureError
+from stackbisect.repro import capture, shrink
+from stackbisect.repro import commands as extracting
 from stackbisect.runtimes import choose
 from stackbisect.stages import chain
 from stackbisect.stages.search import Outcome, Search
@@ -427,6 +429,8 @@ def _parser() -> argparse.ArgumentParser:
     clean.add_argument("names", metavar="NAME", nargs="*")
     clean.add_argument("--all", action="store_true", help="every bisection of this folder")
     by_hand.register(partial(_command, commands), _space_options, _probe_options)
+    parts = extracting.Parts(capture.capture, shrink.within)
+    extracting.register(partial(_command, commands), parts, _signals_interrupt)
     return parser
 
 

@@ -149,10 +149,9 @@ class Capture:
                 at = tensor.storage_offset() * tensor.element_size() - start
                 self._table.append(self._described(number, tensor, at, len(self._pieces) - 1))
         self._table.sort(key=lambda each: int(each["number"]))
-        generator = self.torch.default_generator
         self._base = {"settings": settings(self.torch), "environ": _environ()}
         if self.awaited.random:
-            self._base.update(generator=_state(generator).hex(), seed=_seed(self.torch, generator))
+            self._base["random"] = _random(self.torch)
 
     def _described(self, number: int, tensor: Any, at: int, piece: int) -> Dict[str, Any]:
         address = tensor.data_ptr()
@@ -353,6 +352,17 @@ def _environ() -> Dict[str, str]:
 def _state(generator: Any) -> bytes:
     state = generator.get_state()
     return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _random(torch: Any) -> Dict[str, Any]:
+    """The state of each default generator, and the seed that gives it."""
+    found = {"cpu": torch.default_generator}
+    if getattr(torch.cuda, "_initialized", False):
+        found["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
+    return {
+        name: {"state": _state(each).hex(), "seed": _seed(torch, each)}
+        for name, each in found.items()
+    }
 
 
 def _seed(torch: Any, generator: Any) -> Optional[int]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from .capture import Capture
     from .operations import Facts
+    from .recorder import Recorder
+
+    _Given = Tuple[Tuple[Any, ...], Dict[str, Any]]
 
 # The spaces of operations that come with torch itself.
 OWN = frozenset(
@@ -29,17 +32,13 @@ class Operation:
     """One call: made before it runs, and `done` when it has ended."""
 
     def __init__(
-        self,
-        capture: Capture,
-        facts: Facts,
-        function: Any,
-        args: Tuple[Any, ...],
-        kwargs: Dict[str, Any],
+        self, capture: Capture, recorder: Recorder, facts: Facts, function: Any, given: _Given
     ) -> None:
         self.capture = capture
+        self.recorder = recorder
         self.call: Dict[str, Any] = {"function": facts.name}
         self.written: List[Any] = []
-        capture.guarded(lambda: self._look(function, args, kwargs))
+        capture.guarded(lambda: self._look(function, *given))
 
     def _look(self, function: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         schema = function._schema
@@ -57,6 +56,12 @@ class Operation:
             if name in writes:
                 self._note_written(name, value)
         call["written"] = [capture.take("", tensor) for tensor in self.written]
+        memory = self.recorder.memory
+        call["unwritten"] = [
+            capture.take("", each)
+            for each in self.written
+            if memory.is_unwritten(each, memory.number(each))
+        ]
         space = schema.name.partition("::")[0]
         call["registered"] = None if space in OWN else registered(capture.torch, schema)
         capture.read()

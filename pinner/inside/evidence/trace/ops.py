@@ -146,7 +146,7 @@ def _mode_class(torch: ModuleType) -> Any:
                 if recorder.awaited is not None:
                     captured = recorder.awaited.begin(recorder, "op", facts.name, place)
                 if captured is not None:
-                    operation = Operation(captured, facts, function, args, kwargs)
+                    operation = Operation(captured, recorder, facts, function, (args, kwargs))
             finally:
                 thread.busy = False
             if recorder.calls is None:

@@ -1,0 +1,133 @@
+"""Reads back the call that a session captured (pinner/inside/evidence/trace/capture.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pinner.inside.evidence.trace import capture as inside
+from stackbisect.repro.calls import (
+    ITEMSIZE,
+    Array,
+    Generator,
+    Listed,
+    Named,
+    Table,
+    Value,
+)
+from stackbisect.repro.extract import NoCase
+
+FOLDER = inside.FOLDER
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One call. form: which reader understands `call`. tensors: rows of the table; see `arrays`."""
+
+    form: str
+    name: str
+    call: Mapping[str, Any]
+    tensors: tuple[Mapping[str, Any], ...]
+    pieces: tuple[bytes, ...]
+    settings: Mapping[str, Any]
+    environ: Mapping[str, str]
+    generators: tuple[bytes, ...]
+    table: Mapping[str, Any]
+
+    def arrays(self, names: Mapping[int, str]) -> dict[str, Array]:
+        """The tensors by the names that `names` gives their numbers; sharers after their owner.
+
+        Raises KeyError for a dtype that is not known.
+        """
+        owners: dict[int, int] = {}
+        for row in self.tensors:
+            owner = owners.setdefault(row["piece"], row["number"])
+            if _size(row) > _size(self.tensors[owner]):
+                owners[row["piece"]] = row["number"]
+        sorted_rows = sorted(self.tensors, key=lambda row: owners[row["piece"]] != row["number"])
+        found = {}
+        for row in sorted_rows:
+            owner = owners[row["piece"]]
+            mine = owner == row["number"]
+            found[names[row["number"]]] = Array(
+                dtype=row["dtype"],
+                shape=tuple(row["shape"]),
+                strides=tuple(row["strides"]),
+                offset=row["offset"],
+                data=self.pieces[row["piece"]] if mine else b"",
+                device=row["device"],
+                alignment=row["alignment"],
+                alias="" if mine else names[owner],
+            )
+        return found
+
+    def value(self, packed: Any, tensor: Callable[[int], Value]) -> Value:
+        """An argument as it was packed; `tensor` says what stands for a tensor's number."""
+        if not isinstance(packed, list):
+            plain: Value = packed
+            return plain
+        word, *rest = packed
+        inner: Callable[[Any], Value] = lambda each: self.value(each, tensor)  # noqa: E731
+        if word == "tensor":
+            return tensor(rest[0])
+        if word == "float":
+            return float.fromhex(rest[0])
+        if word == "complex":
+            return complex(*map(float.fromhex, rest))
+        if word == "named":
+            return Named(rest[0])
+        if word == "list":
+            return Listed(tuple(map(inner, rest)))
+        if word == "tuple":
+            return tuple(map(inner, rest))
+        if word == "dict":
+            return Table(tuple((name, inner(each)) for name, each in rest))
+        if word == "generator":
+            return Generator(self.generators[rest[0]], rest[1])
+        raise ValueError(f"expected a packed value, found {word!r}")
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    return ITEMSIZE[row["dtype"]]
+
+
+def read(session: Path, name: str) -> Captured | NoCase:
+    """The only call in a session's folder, or why there is none."""
+    folder = session / FOLDER
+    found = sorted(p for p in folder.iterdir() if p.name[0] != ".") if folder.is_dir() else []
+    if not found:
+        return NoCase(
+            f"{name} did not come again when it was to be captured: the command does not do the "
+            "same in each run, or it ended before the call did"
+        )
+    if len(found) > 1:
+        return NoCase(
+            f"{len(found)} processes of the command made this call, and which of them the trace "
+            "means is not known; trace one of them alone"
+        )
+    table = json.loads((found[0] / inside.TABLE).read_bytes())
+    if table["version"] != inside.VERSION:
+        return NoCase(f"its call was captured by another version of pinner ({table['version']})")
+    if "why" in table:
+        return NoCase(f"the call cannot be captured: {table['why']}")
+    pieces = []
+    for number, digest in enumerate(table["pieces"]):
+        data = (found[0] / f"{number}.bin").read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            return NoCase(f"what was captured of {name} is damaged: {number}.bin; run it again")
+        pieces.append(data)
+    return Captured(
+        form=table["form"],
+        name=table["name"],
+        call=table["call"],
+        tensors=tuple(table["tensors"]),
+        pieces=tuple(pieces),
+        settings=table.get("settings", {}),
+        environ=table.get("environ", {}),
+        generators=tuple(map(bytes.fromhex, table["generators"])),
+        table=table,
+    )
