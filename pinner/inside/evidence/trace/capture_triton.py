@@ -81,7 +81,7 @@ class _Launched:
         self._call["written"] = {
             str(number): after[number]
             for number, (_, before) in sorted(self._tensors.items())
-            if after[number] != before
+            if after[number] != before or number in self._unwritten
         }
         capture.write("triton", self._call)
         return result
