@@ -42,7 +42,8 @@ class TestWhatShips:
 
     @pytest.mark.parametrize(("name", "rule"), RULES, ids=lambda x: getattr(x, "name", x))
     def test_each_rule_says_why_whence_and_when_it_is_read(self, name: str, rule: Rule) -> None:
-        assert rule.reason and not rule.reason.endswith(".")
+        assert rule.reason
+        assert not rule.reason.endswith(".")
         assert rule.source
         assert rule.read in READ
         assert rule.phantom or rule.default is None or rule.accepts(rule.default)
@@ -70,11 +71,12 @@ class TestWhatShips:
         assert by_name(judged)[rule.name] == state
         told = judged.refusals if state == "refused" else judged.loud
         assert len(told) == 1
-        assert rule.name in told[0] and rule.reason in told[0]
+        assert rule.name in told[0]
+        assert rule.reason in told[0]
         assert rule.name not in judged.sets
 
-    @pytest.mark.parametrize("name", [n for n, r in RULES if r.kind == "switch"])
-    def test_a_switch_has_a_value_that_is_not_accepted(self, name: str) -> None:
+    @pytest.mark.parametrize("name", SHIPPED)
+    def test_each_switch_has_a_value_that_is_not_accepted(self, name: str) -> None:
         for rule in load(name).rules:
             if rule.kind == "switch" and rule.name != "torch._inductor.config.deterministic":
                 assert not all(map(rule.accepts, SWITCHES[rule.name].values)), rule.name
@@ -310,8 +312,9 @@ class TestExtending:
         below = Profile("base", rules=tuple(profiles._merged(None, [base], top)))
         change = {"variable": "NCCL_PROTO", **{name: new[name] for name in given}}
         (rule,) = profiles._merged(below, [change], top)
-        for name in new:
-            wanted = new[name] if name in given else base[name]
+        for name, wanted in {**base, **{name: new[name] for name in given}}.items():
+            if name == "variable":
+                continue
             found = getattr(rule, name)
             assert (list(found) if isinstance(found, tuple) else found) == wanted
 
@@ -422,7 +425,7 @@ class TestWhatIsRefused:
         assert message in str(caught.value)
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(ProfileError, match="a file of your own is named with .toml"):
+        with pytest.raises(ProfileError, match="a file of your own is named with"):
             load("determinstic")
         with pytest.raises(ProfileError, match="cannot read the profile"):
             load(f"{tmp_path}/")
