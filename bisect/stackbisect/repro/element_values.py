@@ -80,6 +80,23 @@ def rounded(number: Number, bits: int) -> Number:
     return int(scaled) if isinstance(number, int) else scaled
 
 
+def cut_to(number: Number, bits: int) -> Number:
+    """The number with just so many significant bits that lies nearest below it in size."""
+    if significant(number) <= bits:
+        return number
+    mantissa, exponent = math.frexp(number)
+    kept = int(math.ldexp(abs(mantissa), bits)) | 1
+    return math.copysign(math.ldexp(kept, exponent - bits), number)
+
+
+def significant(number: Number) -> int:
+    """From the first bit that is set to the last one; 0 for 0 and for what is not finite."""
+    if not math.isfinite(number) or number == 0:
+        return 0
+    numerator = abs(float(number).as_integer_ratio()[0])
+    return (numerator // (numerator & -numerator)).bit_length()
+
+
 def complexity(number: Number) -> int:
     """How much it takes to write a number: 0 for 0, 1 for 1, more for each bit and for its scale.
 
@@ -90,9 +107,8 @@ def complexity(number: Number) -> int:
     if not math.isfinite(number):
         return 160
     sign = 0 if number > 0 else 1
-    mantissa, exponent = math.frexp(abs(number))
-    whole = int(math.ldexp(mantissa, 53))
-    bits = 53 - ((whole & -whole).bit_length() - 1)
+    _, exponent = math.frexp(abs(number))
+    bits = significant(number)
     place = exponent - bits  # of the last bit that counts
     scale = exponent - 1 if place >= 0 else 2 * abs(place) if exponent > 0 else abs(place) + 4
     return sign + 2 * bits - 1 + min(scale, 48)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 from stackbisect.repro import array_edits, calls, element_values, passes_values, values
@@ -373,37 +374,51 @@ def _cut_axis(
 def _follow(before: Program, after: Program, sizes: Mapping[int, int]) -> Program:
     """Whole numbers among the arguments that say sizes, strides and products of them follow.
 
-    Where a number could follow two things that became different, it stays.
+    Where a number could follow two things that became different, it stays. Not in a launch, which
+    would read what is not there: it takes the least, and a number that follows nothing shrinks as
+    the arrays do.
     """
     new: dict[int, set[int]] = {}
     for name, one in before.inputs.items():
-        other = after.inputs[name]
-        pairs = [*zip(_products(one), _products(other), strict=True)]
-        pairs += zip(one.strides, other.strides, strict=True)
-        for old, changed in pairs:
+        for old, changed in zip(said(one), said(after.inputs[name]), strict=True):
             new.setdefault(old, set()).add(changed)
-    others = {old: found.pop() for old, found in new.items() if len(found) == 1}
-    others.update(sizes)
+    for old, changed in sizes.items():
+        new[old] = {changed}
+    launch = before.kernel if isinstance(before.kernel, Kernel) else None
+    part = _part_left(before, after) if launch is not None else Fraction(1)
 
     def followed(_: int, value: Value) -> Value:
         if isinstance(value, bool) or not isinstance(value, int) or value < 2:
             return value
-        return others.get(value, value)
+        found = new.get(value, set())
+        if len(found) == 1 or (found and launch is not None):
+            return min(found)
+        return max(int(value * part), 1)
 
-    if not isinstance(before.kernel, Kernel):
+    if launch is None:
         return values.mapped(after, followed)
     (step,) = after.steps
-    fixed = before.kernel.constexprs
+    fixed = launch.constexprs
     kwargs = {n: v if n in fixed else followed(0, v) for n, v in step.kwargs.items()}
     return replace(after, steps=(replace(step, kwargs=kwargs),))
 
 
-def _products(one: calls.Array) -> list[int]:
-    """Elements of all axes, of all but the first, …"""
+def _part_left(before: Program, after: Program) -> Fraction:
+    """Of the array that lost most."""
+    parts = [
+        Fraction(len(after.inputs[name].data), len(one.data))
+        for name, one in before.inputs.items()
+        if one.data
+    ]
+    return min([Fraction(1), *parts])
+
+
+def said(one: calls.Array) -> list[int]:
+    """Arguments say of an array: sizes, elements of all axes, of all but the first, strides."""
     found = [1]
     for size in reversed(one.shape):
         found.append(found[-1] * size)
-    return found[:0:-1]
+    return [*one.shape, *found[:0:-1], *one.strides]
 
 
 def _valid(program: Program, size: int, start: int, stop: int) -> Program:

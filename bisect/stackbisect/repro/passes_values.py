@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from stackbisect.repro import array_edits, element_values, values
+from stackbisect.repro import array_edits, element_values, smaller, values
 from stackbisect.repro.calls import Named, Program, Value
 from stackbisect.repro.element_values import Number
 from stackbisect.repro.fills import Fill
@@ -15,8 +14,7 @@ from stackbisect.repro.triton_case import Kernel
 
 Edits = Iterator[Edit[Program]]
 
-# Elements that a reader can look at one by one; more of them are better made by a line of code.
-_FEW = 64
+_FEW = smaller.FEW
 _BITS = (1, 2, 3, 4, 6, 8, 12, 16, 20)
 _PLAIN = "float32"
 
@@ -68,21 +66,15 @@ def _convert_one(name: str, dtype: str, program: Program) -> Program | None:
 
 
 def scalars(program: Program) -> Edits:
-    """Numbers among the arguments: 0, 1, half of it, one less, fewer bits. Not sizes of a launch:
-    a kernel would read past the end of what it is given.
+    """Numbers among the arguments: 0, 1, half of it, one less, fewer bits.
+
+    Not whole numbers of a kernel's launch: it would read past the end of what it is given.
     """
     for at, value in enumerate(values.leaves(program)):
+        if isinstance(program.kernel, Kernel) and not isinstance(value, float):
+            continue
         for simpler in _simpler(value):
-            if isinstance(program.kernel, Kernel) and not _below(simpler, value):
-                continue
             yield Edit(f"leaf {at}", f"{simpler} for {value}", partial(_leaf, at, value, simpler))
-
-
-def _below(new: Value, old: Value) -> bool:
-    """Whether a number is a smaller one of the same kind, so that no size grows."""
-    if not isinstance(new, (int, float)) or not isinstance(old, (int, float)):
-        return False
-    return isinstance(new, float) or 0 <= new <= old
 
 
 def _simpler(value: Value) -> Iterator[Value]:
@@ -191,20 +183,18 @@ def single_elements(program: Program) -> Edits:
 
 def _simpler_elements(number: Number) -> Iterator[float]:
     least = element_values.complexity(number)
-    last = _significant(number) - 1
+    now = element_values.significant(number)
     tried = [2.0, float(round(number)) if abs(number) < 2**31 else 1.0, abs(float(number))]
-    tried += [float(element_values.rounded(number, bits)) for bits in (*_BITS, last) if bits > 0]
+    for count in (*_BITS, now - 1, now):
+        if 1 < count <= now:
+            # Whole numbers and fractions with just so many bits, and the nearest to this one.
+            tried += [2.0 ** (count - 1) + 1, 1 + 2.0 ** (1 - count)]
+            tried.append(float(element_values.cut_to(number, count)))
+        if count > 0:
+            tried.append(float(element_values.rounded(number, count)))
     for each in dict.fromkeys(tried):
         if element_values.complexity(each) < least:
             yield each
-
-
-def _significant(number: Number) -> int:
-    """How many bits it takes from its first one to its last."""
-    if not math.isfinite(number) or number == 0:
-        return 0
-    numerator = abs(float(number).as_integer_ratio()[0])
-    return (numerator // (numerator & -numerator)).bit_length()
 
 
 def _set(name: str, start: int, stop: int, value: float, program: Program) -> Program | None:
@@ -226,7 +216,7 @@ def _with(program: Program, name: str, found: Sequence[Number]) -> Program | Non
 def _chunks(size: int) -> Iterator[tuple[int, int]]:
     """Halves, quarters, … down to single elements where there are few."""
     piece = size // 2
-    while piece >= 1 and (piece > 1 or size <= _FEW):
+    while piece >= 1 and (piece > 1 or size <= 4 * _FEW):
         for start in range(0, size, piece):
             yield start, min(start + piece, size)
         piece //= 2

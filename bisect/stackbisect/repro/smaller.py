@@ -25,7 +25,9 @@ _DTYPES = {
     "complex64": 4,
     "complex128": 5,
 }
-# An array that a line of the program makes is no more than this, however many elements it has.
+# Elements that a reader can look at one by one.
+FEW = 64
+# An array of more that a line of the program makes is no more than this, however many it has.
 LINE = 512
 _WHOLE = 4096  # elements; in larger arrays they are not weighed one by one
 _ELEMENT = 160
@@ -87,7 +89,9 @@ def array_complexity(program: Program, name: str) -> int:
     if found is None:
         return one.elements * _ELEMENT
     each = sum(map(element_values.complexity, found))
-    return LINE if each > LINE and fills.recognised(one.dtype, one.data) is not None else each
+    if one.elements > FEW and each > LINE and fills.recognised(one.dtype, one.data) is not None:
+        return LINE
+    return each
 
 
 def _large(one: Array) -> int:
