@@ -13,7 +13,7 @@ from stackbisect.repro.extract import NoCase
 from stackbisect.repro.render_torch import ENVIRON, identifier
 
 
-def program(captured: Captured, asked: Asked) -> Made | NoCase:
+def program(captured: Captured, asked: Asked | None = None) -> Made | NoCase:
     """What is to be called alone. Pure."""
     call = captured.call
     for row in captured.tensors:
