@@ -53,9 +53,13 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """A run that left no trace, or two traces that cannot be compared, and why."""
+    """A run that left no trace, or two traces that cannot be compared, and why.
+
+    nothing: because nothing was traced in one of them, at this level and in this window.
+    """
 
     text: str
+    nothing: bool = False
 
 
 # A name for the run, its level and its window in, the trace's folder out; why there is none.
@@ -69,6 +73,7 @@ class Link:
     """What one level showed. came_back: how many of `tries` pairs of runs differed.
 
     sighting: None where the divergence did not come back. why: why there is none, otherwise.
+    nothing: because nothing was traced.
     """
 
     level: Level
@@ -77,6 +82,7 @@ class Link:
     tries: int
     sighting: Sighting | None = None
     why: str = ""
+    nothing: bool = False
 
     @property
     def line(self) -> str:
@@ -121,6 +127,9 @@ def chase(start: Window, trace: Trace, compare: Compare, *, tries: int = TRIES) 
             window = start  # it may lie in another step or module than was thought
             link = _try(level, window, trace, compare, tries, again=True)
         links.append(link)
+        if link.nothing:  # there are no modules; or no such step, where it is counted otherwise
+            window = start if level == LEVELS[0] else Window()
+            continue
         if link.sighting is None:
             break
         window = _narrowed(window, link.sighting)
@@ -174,6 +183,9 @@ def _try(
         if isinstance(second, Incomparable):
             return Link(level, window, 0, number, why=f"the traced run failed: {second.text}")
         found = compare(first, second)
+        if isinstance(found, Incomparable) and found.nothing:
+            text = f"nothing was traced ({window})"
+            return Link(level, window, 0, number, why=text, nothing=True)
         if isinstance(found, Incomparable):
             return Link(level, window, 0, number, why=f"cannot be compared: {found.text}")
         if found is not None:

@@ -62,7 +62,7 @@ def compare(first: Path, second: Path) -> Sighting | Incomparable | None:
 def sighting(report: Report) -> Sighting | Incomparable | None:
     """What a report says, in the words of a chase."""
     if report.incomparable is not None:
-        return Incomparable(report.incomparable.text)
+        return Incomparable(report.incomparable.text, report.incomparable.reason == "nothing")
     if report.head is None and report.exit == 2:  # equal as far as both go, which is not far enough
         return Incomparable("; ".join(report.uncompared))
     if report.head is None:

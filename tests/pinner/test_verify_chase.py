@@ -161,3 +161,29 @@ class TestTracesThatAreNoUse:
         links = chase(START, lambda *_: Path("x"), lambda *_: Incomparable("no step is in both"))
         assert [link.line for link in links] == ["modules: cannot be compared: no step is in both"]
         assert links[0].to_json()["first"] is None
+
+    @pytest.mark.parametrize(
+        ("empty", "last"), [(["modules"], START), (["modules", "ops"], Window())]
+    )
+    def test_levels_at_which_nothing_was_traced_are_passed_over(
+        self, empty: list[Level], last: Window
+    ) -> None:
+        """A program without modules; or one that does not count its steps as its evidence does."""
+        program = Program(drawn())
+
+        def compare(first: Path, second: Path) -> Sighting | Incomparable | None:
+            if first.parent.name in empty:
+                return Incomparable("A holds no events", nothing=True)
+            return program.compare(first, second)
+
+        links = chase(START, program.trace, compare)
+        assert [link.level for link in links] == ["modules", "ops", "kernels"]
+        assert links[0].line == "modules: nothing was traced (steps 0 to 9)"
+        assert program.asked[len(empty)][1] == last
+        assert conclusion(links) == f"first different kernel: {program.plant[3]}"
+
+    def test_where_nothing_is_traced_at_any_level_that_is_said(self) -> None:
+        nothing = Incomparable("A holds no events", nothing=True)
+        links = chase(START, lambda *_: Path("x"), lambda *_: nothing)
+        assert [link.nothing for link in links] == [True, True, True]
+        assert conclusion(links) == "where the bits part inside the step is not known"
