@@ -1,8 +1,8 @@
 """Evaluates many repros in one process start; sent into a stack, where it needs nothing beside it.
 
-Each evaluation has a forked process of its own, so that one that crashes, hangs or eats the memory
-is a failed try and the rest goes on. On a GPU one process evaluates as many as end well, because
-each new one would have to set the device up. What repro.py imports first is imported once, before
+Each case has a forked process of its own, so that one that crashes, hangs or eats the memory is a
+failed try and the rest goes on. On a GPU one process evaluates as many as end well, because each
+new one would have to set the device up. What repro.py imports first is imported once, before
 the fork. Any Python from 3.8 on.
 
 `plan.json` in the working folder: {"runs": [[files, ...], ...], "limit_s": number or null, "gpu":
@@ -56,7 +56,7 @@ def results(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     told = 0
     while told < len(plan["runs"]):
         jobs = [job for job in jobs if "failed" not in found.get(job[0], {})]
-        mine = jobs if plan["gpu"] else jobs[:1]
+        mine = jobs if plan["gpu"] else [job for job in jobs if job[0] == jobs[0][0]]
         for case, look in _evaluated(mine, plan):
             jobs = jobs[1:]
             one = found.setdefault(case, {"looks": []})
