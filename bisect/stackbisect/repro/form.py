@@ -76,7 +76,8 @@ class Run:
 class StackTable:
     """One stack: what it consists of, and the digest that each output has there.
 
-    digests: empty where the bits are not the same from run to run.
+    digests: empty where the bits are not the same from run to run, or not on every machine: the
+        stacks of a folder are then run and compared on one machine (`repros/` does that).
     """
 
     name: str

@@ -1,0 +1,36 @@
+"""Folders of repros/ in the tests: copies to run in, their commands, their repro.py as a module."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from tests.command_rig import REPO
+
+REPROS = REPO / "repros"
+
+
+def copied(name: str, place: Path) -> Path:
+    """A copy of one folder, so that what runs in it leaves nothing behind."""
+    left_out = shutil.ignore_patterns("__pycache__", ".stackbisect")
+    return Path(shutil.copytree(REPROS / name, place / name, ignore=left_out))
+
+
+def words(command: Iterable[str]) -> list[str]:
+    """A command of ours without its own name, with the interpreter of the tests as python."""
+    _, *rest = command
+    return [sys.executable if word == "python" else word for word in rest]
+
+
+def module(name: str) -> ModuleType:
+    """The repro.py of a folder, imported: that computes nothing."""
+    spec = importlib.util.spec_from_file_location(f"repro_{name}", REPROS / name / "repro.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
