@@ -64,6 +64,7 @@ def begin(active: session.Session) -> None:
     if _held is None:
         return
     _set_missing(_held)
+    ledger.at_first_line(_tell_variables)  # of a process that does without torch
     imports.before("torch", _before_torch)
     imports.after("torch", _after_torch)
 
@@ -163,6 +164,12 @@ def _after_torch(torch: ModuleType) -> None:
             settings.report(CHOOSER, name, value, SET)
     _tell_kept(held)
     looks.at_looks(_look)
+
+
+def _tell_variables() -> None:
+    if _held is not None and _held.told:
+        for rule in _variables(_held.rules):
+            settings.report(CHOOSER, ENV + rule["name"], _value(rule), SET)
 
 
 def _apply(rule: Rule, torch: Any) -> None:
