@@ -53,8 +53,22 @@ def _wrap_run(recorder: Recorder, kind: Any) -> None:
 
 
 def _wrap_later(recorder: Recorder, kind: Any) -> None:
-    """Triton 3.0 gives each interpreted kernel its own `run`, and launches past it."""
-    original: Any = kind.__getitem__
+    """Triton 3.0 to 3.4 give each interpreted kernel its own `run`, and launch past it.
+
+    What tunes a kernel calls `run`; who launches it by `kernel[grid]` does not.
+    """
+    create, original = kind.__init__, kind.__getitem__
+
+    @functools.wraps(create)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        own = self.run
+
+        def run(*args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            call = functools.partial(own, *args, grid=grid, warmup=warmup, **kwargs)
+            return call() if warmup else _launched(recorder, self, (args, kwargs), grid, call)
+
+        self.run = run
 
     @functools.wraps(original)
     def __getitem__(self: Any, grid: Any) -> Any:
@@ -67,7 +81,7 @@ def _wrap_later(recorder: Recorder, kind: Any) -> None:
 
         return launched
 
-    kind.__getitem__ = __getitem__
+    kind.__init__, kind.__getitem__ = __init__, __getitem__
 
 
 def _launched(
