@@ -219,31 +219,44 @@ def _scaled(asked: Asked, sizes: Sequence[int], runs: Runs, say: Say) -> Outcome
         if refused is not None:
             return verify_run.refused(refused, runs)
         made[size] = evidence.without(found, evidence.constant(found))
+    return _sizes(sizes, made, runs)
+
+
+def _sizes(sizes: Sequence[int], made: Mapping[int, RunEvidence], runs: Runs) -> Outcome:
+    """What the evidence of all sizes says."""
     first, *others = sizes
-    pairs = [(size, across(made[first], made[size])) for size in others]
+    found = {size: across(made[first], made[size]) for size in others}
+    differing = {size: apart for size, (_, apart) in found.items() if apart}
+    alone = [size for size, (compared, _) in found.items() if not compared]
+    equal = [first, *(size for size in others if size not in {*differing, *alone})]
+    steps = max((found[size][0] for size in equal[1:]), default=0)
+    same = f"the same bits at world sizes {', '.join(map(str, equal))}: {steps} steps compared"
     details = {
         "runs": runs.made,
         "sizes": list(sizes),
+        "equal": equal,
         "differences": [
-            {"sizes": [first, size], **difference.to_json()}
-            for size, (_, differences) in pairs
-            for difference in differences[:1]
+            {"sizes": [first, size], **apart[0].to_json()} for size, apart in differing.items()
         ],
     }
-    if all(not compared for _, (compared, _) in pairs):
-        text = f"no stream is in all sizes, so nothing could be compared: {judge.WAYS}"
-        return Outcome(judge.NOTHING, "nothing-in-common", (text,), details)
     lines = [
         f"sizes {first} and {size} differ: "
-        + evidence.describe(differences[0], (f"size {first}", f"size {size}"))
-        for size, (_, differences) in pairs
-        if differences
+        + evidence.describe(apart[0], (f"size {first}", f"size {size}"))
+        for size, apart in differing.items()
     ]
-    if lines:
+    if len(equal) > 1:
+        lines.insert(0, same)
+    if alone:
+        which = ", ".join(map(str, alone))
+        lines.append(
+            f"no stream of world size {first} is in size {which}, so nothing could be compared "
+            f"there: {judge.WAYS}"
+        )
+    if differing:
         return Outcome(judge.DIFFERS, "differs", (*lines, SIZES_DIFFER), details)
-    compared = max(compared for _, (compared, _) in pairs)
-    text = f"the same bits at world sizes {', '.join(map(str, sizes))}: {compared} steps compared"
-    return Outcome(judge.DONE, "equal", (text,), details)
+    if alone:
+        return Outcome(judge.NOTHING, "nothing-in-common", tuple(lines), details)
+    return Outcome(judge.DONE, "equal", tuple(lines), details)
 
 
 def across(first: RunEvidence, second: RunEvidence) -> tuple[int, tuple[Difference, ...]]:

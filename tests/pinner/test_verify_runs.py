@@ -106,6 +106,23 @@ class TestScale:
         assert (outcome.exit, outcome.status) == (0, "equal")
         assert "6 steps compared" in outcome.text
 
+    def test_that_changes_none_while_it_is_small_says_up_to_where(self, verify: Verify) -> None:
+        code = "import sys, pinner\nfor step in range(3):\n"
+        code += "    pinner.fingerprint('value', step + (int(sys.argv[1]) > 2))"
+        outcome = verify.scale([PLAIN[0], "-c", code, "{n}"], [1, 2, 4])
+        assert outcome.status == "differs"
+        assert outcome.lines[0] == "the same bits at world sizes 1, 2: 3 steps compared"
+        assert "sizes 1 and 4 differ" in outcome.lines[1]
+        assert outcome.details["equal"] == [1, 2]
+
+    def test_without_a_stream_in_common_is_no_pass(self, verify: Verify) -> None:
+        code = "import sys, pinner\nfor step in range(3):\n"
+        code += "    pinner.fingerprint('few' if int(sys.argv[1]) < 3 else 'many', step)"
+        outcome = verify.scale([PLAIN[0], "-c", code, "{n}"], [1, 2, 4])
+        assert (outcome.exit, outcome.status) == (2, "nothing-in-common")
+        assert outcome.lines[0] == "the same bits at world sizes 1, 2: 3 steps compared"
+        assert "no stream of world size 1 is in size 4" in outcome.lines[1]
+
     def test_of_a_command_that_fails(self, verify: Verify) -> None:
         assert verify.scale([*PLAIN, "{n}"], [1, 2], EXIT="1").exit == 5
 
