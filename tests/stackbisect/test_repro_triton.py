@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from stackbisect.repro.extract import NoCase
 from stackbisect.repro.kernel_text import NoText, Text
 from stackbisect.repro.locate import Site
 from tests import lanes
+from tests.command_rig import REPO, WORKLOADS
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -290,15 +292,55 @@ v = SHIFT + own.deep.EPS + NOTED + PLAIN[0] + max(Mode.FAST.value, 1)
 v = (v + power(3)).to(PLAIN[1])
 """
 
+OWN = """
+import own.deep
+
+EPS = tl.constexpr(0.5)
+
+
+@triton.jit
+def _norm(x):
+    return x + EPS
+
+
+@triton.jit
+def mix(x):
+    return _norm(x)
+"""
+COMPILED = """
+import own
+from triton.language.extra import libdevice
+
+EPS = tl.constexpr(0.25)
+
+
+@triton.constexpr_function
+def power(n):
+    return 2**n
+
+
+@triton.jit
+def _norm(x):
+    return libdevice.exp(x) / (tl.abs(x) + EPS)
+
+
+def make(offset):
+    @triton.jit
+    def inner(x):
+        return x + offset
+
+    return inner
+
+
+added = make(tl.constexpr(0.125))
+"""
+
 
 class TestNames:
     def test_clashes_constants_and_aliases(self, tmp_path: Path) -> None:
         program = kernel(BODY, NAMES)
         two = Two(tmp_path, program)
-        own = "import own.deep\nEPS = tl.constexpr(0.5)\n\n\n"
-        own += "@triton.jit\ndef _norm(x):\n    return x + EPS\n\n\n"
-        own += "@triton.jit\ndef mix(x):\n    return _norm(x)\n"
-        write(two.own, {"own/__init__.py": own, "own/deep.py": "EPS = tl.constexpr(0.75)\n"})
+        write(two.own, {"own/__init__.py": OWN, "own/deep.py": "EPS = tl.constexpr(0.75)\n"})
         found = two.text()
         assert two.result(tmp_path, found) == two.original(two.good)
         for name in ("own.", "Unknown", "Optional", "Mode", "make(", "mixed"):
@@ -310,6 +352,27 @@ class TestNames:
             "from triton.language import exp2",
             "from triton.language.extra import libdevice",
         )
+
+    def test_a_copy_compiles_to_the_same_code(self, tmp_path: Path) -> None:
+        """For sm_90, without a GPU; and another constant to other code."""
+        body = "v = own.mix(_norm(x)) + own.deep.EPS + power(B) + added(x)"
+        write(tmp_path, {"train.py": kernel(body, COMPILED), "own/__init__.py": OWN})
+        write(tmp_path, {"own/deep.py": "EPS = tl.constexpr(0.75)\n"})
+        environ = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
+        environ.update(
+            PYTHONPATH=os.pathsep.join((str(REPO), str(REPO / "bisect"))),
+            TRITON_CACHE_DIR=str(tmp_path / "cache"),
+        )
+        done = subprocess.run(
+            [sys.executable, str(WORKLOADS / "copied_kernel.py"), str(tmp_path)],
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        original, copied, planted = json.loads(done.stdout)
+        assert copied == original
+        assert planted != original
 
     @pytest.mark.parametrize(
         ("head", "said"),
