@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -505,3 +506,38 @@ def test_every_switch_has_values_that_differ() -> None:
         assert len(set(texts)) == len(texts) >= 2, name
         for one, other in itertools.combinations(switch.values, 2):
             assert not inside.policy_rules.accepts({"accept": [one]}, other), name
+
+
+class TestOlderTorch:
+    """Attributes as torch 2.4 has them: one boolean for reductions, one for TF32, no more."""
+
+    def _torch(self) -> Any:
+        matmul = types.SimpleNamespace(allow_tf32=True, allow_bf16_reduced_precision_reduction=True)
+        cuda = types.SimpleNamespace(matmul=matmul)
+        cudnn = types.SimpleNamespace(allow_tf32=True, benchmark=True)
+        backends = types.SimpleNamespace(cuda=cuda, cudnn=cudnn)
+        return types.SimpleNamespace(backends=backends, utils=types.SimpleNamespace())
+
+    def test_a_reduction_has_its_first_value_alone(self) -> None:
+        torch, name = self._torch(), "allow_bf16_reduced_precision_reduction"
+        switch = SWITCHES[f"torch.backends.cuda.matmul.{name}"]
+        assert switch.read(torch) == [True]
+        switch.write(torch, [False, False])
+        assert getattr(torch.backends.cuda.matmul, name) is False
+        rule = next(r for r in load("deterministic").rules if r.name.endswith(name))
+        assert rule.accepts(switch.read(torch))
+        assert not rule.accepts([True])
+
+    def test_tf32_is_read_by_its_older_name(self) -> None:
+        torch, switch = self._torch(), SWITCHES["torch.backends.cudnn.allow_tf32"]
+        assert switch.read(torch) is True
+        switch.write(torch, False)
+        assert switch.read(torch) is False
+
+    def test_what_is_not_there_has_no_value(self) -> None:
+        for name in (
+            "torch.utils.deterministic.fill_uninitialized_memory",
+            "torch.backends.cuda.matmul.allow_fp16_accumulation",
+            "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+        ):
+            assert SWITCHES[name].read(self._torch()) is None
