@@ -49,7 +49,8 @@ class Server:
         return int(self.started.stdout.readline())
 
     def close(self) -> None:
-        """End it."""
+        """End it; it has nothing to put away."""
+        self.started.kill()
         self.started.communicate()
 
 
@@ -79,8 +80,11 @@ class ForkedStack(PythonStack):
 
 @contextmanager
 def forked(stack: PythonStack) -> Iterator[ForkedStack]:
-    """The stack, with a server that runs as long as this is open."""
-    environ = {**stack._environ(), "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+    """The stack, with a server that runs as long as this is open.
+
+    Its PYTHONPATH is that of all its processes, and has to find pinner.
+    """
+    environ = {**stack._environ(), "PYTHONDONTWRITEBYTECODE": "1"}
     started = subprocess.Popen(
         [sys.executable, str(SERVER)],
         stdin=subprocess.PIPE,
