@@ -26,6 +26,19 @@ def words(command: Iterable[str]) -> list[str]:
     return [sys.executable if word == "python" else word for word in rest]
 
 
+def programs(place: Path) -> Path:
+    """A folder for PATH: our commands as if they were installed, and the tests' interpreter."""
+    place.mkdir()
+    sources = f"{REPO}:{REPO / 'bisect'}"
+    for name in ("pinner", "stackbisect", "python"):
+        script = f'exec {sys.executable} "$@"'
+        if name != "python":
+            script = f'PYTHONPATH={sources} exec {sys.executable} -m {name} "$@"'
+        (place / name).write_text(f"#!/bin/sh\n{script}\n")
+        (place / name).chmod(0o755)
+    return place
+
+
 def module(name: str) -> ModuleType:
     """The repro.py of a folder, imported: that computes nothing."""
     spec = importlib.util.spec_from_file_location(f"repro_{name}", REPROS / name / "repro.py")
