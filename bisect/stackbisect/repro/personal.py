@@ -35,7 +35,11 @@ _HOME = re.compile(r"(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[^\s/\\:'\"]+", re.
 _TILDE = re.compile(r"(?<!\w)~[\w.-]*(?:/[\w.@+~-]+)+")
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _URL = re.compile(r"\b([a-z][a-z0-9+]*://)(?:[^\s/@]*@)?([^\s/:@'\"]+)(:\d+)?")
-_IMAGE = re.compile(r"(?<![\w./@-])([a-z0-9-]+(?:\.[a-z0-9-]+)+(?::\d+)?|[a-z0-9-]+:\d+)(?=/[a-z])")
+# With a port, or before what has a tag or a digest.
+_IMAGE = re.compile(
+    r"(?<![\w./@-])(?:([a-z0-9-]+(?:\.[a-z0-9-]+)*:\d+)(?=/[a-z])"
+    r"|([a-z0-9-]+(?:\.[a-z0-9-]+)+)(?=/[a-z][\w./-]*[:@]))"
+)
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,7 @@ def here(environ: Mapping[str, str], workdir: str) -> Personal:
 
 def prose(text: str, names: Personal) -> str:
     """Text for people without what is personal in it."""
-    text = _URL.sub(_url, text)
-    text = _MAIL.sub(f"{USER}@{HOST}", text)
-    text = _IMAGE.sub(_image, text)
-    return _names(_paths(text, names), names)
+    return _names(_places(text, names), names)
 
 
 def code(text: str, names: Personal) -> str:
@@ -76,7 +77,7 @@ def code(text: str, names: Personal) -> str:
     Its names are changed everywhere alike, so that it stays the same program; paths, addresses and
     hosts in strings and comments alone, where no operator is meant.
     """
-    return _names(_in_strings(text, lambda part: _paths(_URL.sub(_url, part), names)), names)
+    return _names(_in_strings(text, lambda part: _places(part, names)), names)
 
 
 def variables(environ: Mapping[str, str], names: Personal) -> dict[str, str]:
@@ -85,6 +86,12 @@ def variables(environ: Mapping[str, str], names: Personal) -> dict[str, str]:
         name: GONE if _SECRET.search(name) else prose(value, names)
         for name, value in environ.items()
     }
+
+
+def _places(text: str, names: Personal) -> str:
+    text = _URL.sub(_url, text)
+    text = _MAIL.sub(f"{USER}@{HOST}", text)
+    return _paths(_IMAGE.sub(_image, text), names)
 
 
 def _paths(text: str, names: Personal) -> str:
@@ -109,7 +116,7 @@ def _url(match: re.Match[str]) -> str:
 
 
 def _image(match: re.Match[str]) -> str:
-    return match[0] if _public(match[1]) else HOST
+    return match[0] if _public(match[1] or match[2]) else HOST
 
 
 def _public(host: str) -> bool:
