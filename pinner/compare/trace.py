@@ -131,6 +131,7 @@ class Log:
     window: Window
     algorithm: str
     torch: str
+    numpy: str
     time: str
     start: int
 
@@ -409,6 +410,7 @@ def _log(path: Path) -> Log | None:
         ),
         algorithm=str(line.get("algorithm", "")),
         torch=str(line.get("torch", "")),
+        numpy=str(line.get("numpy", "")),
         time=str(line.get("time", "")),
         start=len(raw),
     )

@@ -304,7 +304,8 @@ def _notes(first: Trace, second: Trace, pairs: Sequence[_Pair]) -> Iterable[str]
                 f"windows differ (A {window_text(here)}, B {window_text(there)}): only what is in "
                 "both is compared"
             )
-    versions = sorted({(pair.first.torch, pair.second.torch) for pair in pairs})
-    for here_, there_ in versions:
-        if here_ != there_:
-            yield f"torch {here_} in A, {there_} in B"
+    for library in ("torch", "numpy"):
+        versions = {(getattr(p.first, library), getattr(p.second, library)) for p in pairs}
+        for here_, there_ in sorted(versions):
+            if here_ != there_:
+                yield f"{library} {here_ or 'none'} in A, {there_ or 'none'} in B"

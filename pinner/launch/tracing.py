@@ -197,8 +197,9 @@ class _Tracing:
         out = self._options.out
         if validity.valid is not False and not any(out.glob("rank-*/*.jsonl")):
             why = (
-                "expected a log of at least one process, found none: what is traced is torch, and "
-                "no process imported it, or none came to a step of the window"
+                "expected a log of at least one process, found none: what is traced is torch, or "
+                "numpy without it, and no process imported either, or none came to a step of the "
+                "window"
             )
             validity = Validity(None, why)
             return Outcome(

@@ -41,6 +41,7 @@ class Site:
     how often this label was seen in this step before. module: its scope. phase: "f" forward, "b"
     backward, "r" recomputed forward, "o" optimizer. rank: None where the process had none.
     text: where the traces part, in words. random: the state of the generator is an input of it.
+    nested: it calls others that a deeper level sees.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Site:
     level: str
     text: str
     random: bool = False
+    nested: bool = False
 
     @property
     def direction(self) -> str:
@@ -102,9 +104,14 @@ def locate(
         found = found if isinstance(found, Site) and not isinstance(deeper, Site) else deeper
         if isinstance(found, NoSite) and found.reason in _FINAL:
             return found
-        if isinstance(found, Site) and found.name.startswith(_NOTHING_BELOW):
+        if isinstance(found, Site) and _is_innermost(found):
             return found
     return found
+
+
+def _is_innermost(site: Site) -> bool:
+    """Whether no deeper look shows anything else."""
+    return site.name.startswith(_NOTHING_BELOW) and not site.nested
 
 
 # What no deeper look changes. Not that a stack is unstable: of a launch under Triton's interpreter
@@ -285,4 +292,5 @@ def _site(event: Event, rank: int | None, level: str, text: str, *, random: bool
         level=level,
         text=text,
         random=random,
+        nested=bool(event.extra.get("nested")),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from ... import imports, ledger
@@ -16,18 +17,23 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Dict, Optional
 
+    from .arrays import Arrays
     from .recorder import Recorder
 
 _recorder: Optional[Recorder] = None
+_arrays: Optional[Arrays] = None  # of a process without torch
 
 
 def begin(fields: Dict[str, Any]) -> None:
     """Trace this process from the import of torch on. fields: the `trace` of the session.
 
-    Raises StartFault for a level that does not exist.
+    A process without torch is traced from the import of numpy on. Raises StartFault for a level
+    that does not exist.
     """
     settings = Settings(fields)
     imports.after("torch", functools.partial(_install, settings))
+    imports.before("torch", _withdraw_arrays)
+    imports.after("numpy", functools.partial(_install_arrays, settings))
     os.register_at_fork(after_in_child=_after_fork)
 
 
@@ -64,6 +70,33 @@ def _install(settings: Settings, torch: ModuleType) -> None:
 
         ops.install(_recorder)
     _install_compiled(_recorder, settings.at_least("kernels"))
+
+
+def _install_arrays(settings: Settings, numpy: ModuleType) -> None:
+    """numpy is traced as long as torch does not come: then what is computed is torch's."""
+    global _arrays
+    if _arrays is not None or _recorder is not None or "torch" in sys.modules:
+        return
+    from .arrays import ArrayRecorder, Arrays
+    from .steps import Steps
+
+    log = Log(settings.folder)
+    recorder = ArrayRecorder(None, settings, log, Hashing(False))
+    log.head = recorder.head
+    if settings.capture is not None:
+        _await(recorder, settings.capture)
+    ledger.at_exit(log.close)
+    ledger.follow(Steps(recorder).follow)
+    _arrays = Arrays(recorder, numpy)
+    if settings.at_least("ops"):
+        _arrays.install()
+
+
+def _withdraw_arrays() -> None:
+    """torch is about to be imported: the recorder that it gets begins anew."""
+    if _arrays is not None:
+        _arrays.withdraw()
+        _arrays.recorder.end()
 
 
 def _await(recorder: Recorder, fields: Dict[str, Any]) -> None:
@@ -111,8 +144,10 @@ def _install_compiled(recorder: Recorder, deep: bool) -> None:
 
 
 def _after_fork() -> None:
-    from . import collectives
-
+    if _arrays is not None:
+        _arrays.recorder.after_fork()
     if _recorder is not None:
+        from . import collectives
+
         _recorder.after_fork()
         collectives.forget()

@@ -100,8 +100,9 @@ def _size_of(tensor: Any) -> int:
     """What its file will take, about."""
     try:
         size = int(tensor.numel()) * int(tensor.element_size())
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # made of parts
-        size = 0
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
+        found = getattr(tensor, "nbytes", 0)  # an array; what is made of parts has none
+        size = found if isinstance(found, int) else 0
     return _in_blocks(size + 128)
 
 

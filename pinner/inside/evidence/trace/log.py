@@ -91,6 +91,13 @@ class Log:
             self._lines.append('{"t":"end","events":%d}' % self.events)
             self.flush()
 
+    def withdraw(self) -> None:
+        """Take no more lines. A log without a file never gets one."""
+        if self._fd < 0:
+            self.forget()
+        self.close()
+        self.events = 0  # closing again writes nothing
+
     def forget(self) -> None:
         """In a child that was forked: what the parent has gathered is the parent's to write."""
         self._lines = []

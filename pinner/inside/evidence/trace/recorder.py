@@ -35,6 +35,7 @@ class _Thread(threading.local):
     busy: our own code runs, or code whose operations are nobody's business (a compiler, a timing)
     region: the compiled region that runs, or None
     inside: how many hooked functions (a collective, a launch) this thread is in
+    nested: how many calls came inside of a call of numpy or scipy
     operation: the operation of the dispatcher that runs, or None
     calls_seen: the counter of cuBLASLt's calls when this thread looked last
     calls_told: how many of them the operation that runs has made so far
@@ -45,6 +46,7 @@ class _Thread(threading.local):
     busy = False
     region: Optional[str] = None
     inside = 0
+    nested = 0
     operation: Optional[str] = None
     calls_seen = 0
     calls_told = 0
@@ -58,7 +60,10 @@ class _Thread(threading.local):
 
 
 class Recorder:
-    """One for each process; a child that was forked goes on with its parent's, on a new log."""
+    """One for each process; a child that was forked goes on with its parent's, on a new log.
+
+    torch: None in a process without it (arrays.py).
+    """
 
     def __init__(self, torch: Any, settings: Settings, log: Log, hashing: Hashing) -> None:
         self.torch = torch
@@ -79,9 +84,10 @@ class Recorder:
         self._scopes: Dict[str, Tuple[bool, str]] = {}
         self._marks: List[int] = []
         self._mark_scopes: List[str] = []
-        self._node = getattr(torch._C, "_current_autograd_node", lambda: None)
-        self._sequence = getattr(torch.autograd, "_get_sequence_nr", None)
-        cuda = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+        core = getattr(torch, "_C", None)
+        self._node = getattr(core, "_current_autograd_node", lambda: None)
+        self._sequence = getattr(getattr(torch, "autograd", None), "_get_sequence_nr", None)
+        cuda = getattr(core, "_cuda_isCurrentStreamCapturing", None)
         self._capturing = cuda if cuda is not None else lambda: False
 
     # -- where the run is -----------------------------------------------------------------------
@@ -214,7 +220,7 @@ class Recorder:
 
     def _has_devices(self) -> bool:
         """Whether there may be tensors on a GPU."""
-        return bool(getattr(self.torch.cuda, "_initialized", True))
+        return self.torch is not None and bool(getattr(self.torch.cuda, "_initialized", True))
 
     def _refused(
         self,
@@ -400,7 +406,7 @@ class Recorder:
         return {
             "level": self.settings.level,
             "window": self.settings.window(),
-            "torch": str(self.torch.__version__),
+            "torch": str(getattr(self.torch, "__version__", "")),
             "algorithm": self.hashing.name,
         }
 

@@ -184,6 +184,8 @@ def _write_random(recorder: Recorder) -> None:
             len(data),
         )
         recorder.event("random", name, ("", "o"), (), (out,))
+    if torch is None:
+        return
     named = [("torch.cpu", torch.default_generator.get_state())]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         capturing = torch.cuda.is_current_stream_capturing()
