@@ -108,6 +108,10 @@ class TestFacts:
     def test_megatron_and_nccl_algo(self, value: str, accepted: bool) -> None:
         assert bool(judge(load("megatron"), {"NCCL_ALGO": value}).refusals) is not accepted
 
+    @pytest.mark.parametrize(("seed", "accepted"), [("0", True), ("42", True), ("4x", False)])
+    def test_a_pattern_is_for_the_whole_text(self, seed: str, accepted: bool) -> None:
+        assert bool(judge(load("deterministic"), {"PYTHONHASHSEED": seed}).refusals) is not accepted
+
     def test_nccl_itself_reads_any_case(self) -> None:
         assert not judge(load("deterministic"), {"NCCL_ALGO": "ring"}).refusals
 
@@ -400,6 +404,13 @@ class TestWhatIsRefused:
             with pytest.raises(ProfileError, match="roles: expected one rule for a role"):
                 load(write(tmp_path, "version = 1\n" + "".join(pair)))
         load(write(tmp_path, "version = 1\n" + RULE + one))
+
+    def test_two_changes_of_one_rule(self, tmp_path: Path) -> None:
+        text = 'version = 1\nextends = "deterministic"\n'
+        change = '[[rule]]\nvariable = "NCCL_ALGO"\non_conflict = "keep"\n'
+        load(write(tmp_path, text + change))
+        with pytest.raises(ProfileError, match="NCCL_ALGO"):
+            load(write(tmp_path, text + change + change))
 
     def test_a_change_of_a_rule_that_is_there_for_several_roles(self, tmp_path: Path) -> None:
         text = 'version = 1\nextends = "miles"\n[[rule]]\nvariable = "NCCL_ALGO"\n'
