@@ -14,10 +14,14 @@ _MOST_KNOWN = 4096
 
 
 class Call(NamedTuple):
-    """One call. name: what was multiplied. notes: its problem, its algorithm and who chose that."""
+    """One call. name: what was multiplied. notes: its problem, its algorithm and who chose that.
+
+    raw: the layout.Call of it.
+    """
 
     name: str
     notes: Dict[str, Any]
+    raw: Any
 
 
 class Calls:
@@ -50,13 +54,13 @@ class Calls:
         if call.status:
             notes["status"] = call.status
         if call.symbol:
-            return Call("cublas:" + call.symbol.decode("ascii"), notes)
+            return Call("cublas:" + call.symbol.decode("ascii"), notes, call)
         name, problem = self._problem(call)
         notes.update(how=layout.KINDS.get(call.kind, "unknown"), problem=problem)
         if call.fields.known:
             values = list(call.fields.value)
             notes["config"] = fields.algorithm(values, call.fields.known, bytes(call.algo), None)
-        return Call(name, notes)
+        return Call(name, notes, call)
 
     def _problem(self, call: Any) -> Tuple[str, Dict[str, Any]]:
         key = call.version, bytes(call.key)

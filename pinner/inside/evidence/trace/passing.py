@@ -112,7 +112,7 @@ class Passing:
         if len(notes) != 1:
             extra = ""
         if recorder.calls is not None:
-            recorder.tell_calls(facts.name, self.ins, self.lines)
+            recorder.tell_calls(facts.name, self.ins, self.lines, [*self.tensors, *self.outs])
         recorder.event("op", facts.name, place, self.ins, self.lines, notes=notes, extra=extra)
 
     def _read_all(self, numbers: List[int], skipped: List[bool]) -> None:

@@ -345,12 +345,18 @@ class Recorder:
     # -- calls of cuBLASLt ----------------------------------------------------------------------
 
     def settle_calls(
-        self, ins: Sequence[str] = (), outs: Sequence[str] = (), *, ours: bool = False
+        self,
+        ins: Sequence[str] = (),
+        outs: Sequence[str] = (),
+        *,
+        ours: bool = False,
+        tensors: Sequence[Any] = (),
     ) -> None:
         """Write what this thread called cuBLASLt for since it was asked last, as kernels.
 
         ins, outs: what the operation that ran read and made: of its only call, that is what the
             call was for. Calls that are nobody's business, or outside the window, are dropped.
+        tensors: those that it read and made
         ours: this thread is busy with writing down the operation that made them
         """
         calls = self.calls
@@ -372,6 +378,10 @@ class Recorder:
             notes = dict(call.notes)
             if thread.operation is not None:
                 notes["op"] = thread.operation
+            if self.awaited is not None:
+                from . import capture_cublaslt  # which knows us
+
+                capture_cublaslt.look(self, call, place, tensors)
             self.event("kernel", escaped(call.name), place, ins, outs, notes=notes)
 
     @contextlib.contextmanager
@@ -385,12 +395,14 @@ class Recorder:
         finally:
             thread.operation = None
 
-    def tell_calls(self, operation: str, ins: Sequence[str], outs: Sequence[str]) -> None:
+    def tell_calls(
+        self, operation: str, ins: Sequence[str], outs: Sequence[str], tensors: Sequence[Any]
+    ) -> None:
         """Write the calls that an operation made, which has just ended."""
         thread = self.thread
         thread.operation = operation
         try:
-            self.settle_calls(ins, outs, ours=True)
+            self.settle_calls(ins, outs, ours=True, tensors=tensors)
         finally:
             thread.operation = None
 
