@@ -266,7 +266,6 @@ def _merged(base: Profile | None, tables: Iterable[Any], top: Table) -> list[Rul
             own.append(rule)
         else:
             rules[rules.index(inherited)] = rule
-            unchanged.remove(inherited)
     return rules + own
 
 

@@ -409,7 +409,7 @@ class TestWhatIsRefused:
         text = 'version = 1\nextends = "deterministic"\n'
         change = '[[rule]]\nvariable = "NCCL_ALGO"\non_conflict = "keep"\n'
         load(write(tmp_path, text + change))
-        with pytest.raises(ProfileError, match="NCCL_ALGO"):
+        with pytest.raises(ProfileError, match="NCCL_ALGO: roles: expected one rule for a role"):
             load(write(tmp_path, text + change + change))
 
     def test_a_change_of_a_rule_that_is_there_for_several_roles(self, tmp_path: Path) -> None:
