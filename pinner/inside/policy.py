@@ -83,8 +83,12 @@ def rules_of_lock(policy: Mapping[str, Any], allow: Iterable[str] = ()) -> List[
     """Return one rule for each value in `[policy]` that a profile held: that value and no other.
 
     allow: names of facts that may differ, `env:NAME` among them
+
+    Raises PinnerError for what cannot be held: an edit by hand, or a newer pinner's lock.
     """
     at_start, allowed = policy.get(AT_START) or [], list(allow)
+    if not isinstance(at_start, list):
+        raise faults.PinnerError("[policy]: %s: expected an array of names" % AT_START)
     rules = []
     for key, tagged in policy.items():
         name = key[len(PREFIX) :]
@@ -94,6 +98,7 @@ def rules_of_lock(policy: Mapping[str, Any], allow: Iterable[str] = ()) -> List[
             continue
         variable = name.startswith(ENV)
         value = None if isinstance(tagged, dict) else tagged
+        _check_locked(name, value)
         rule = {
             "name": name[len(ENV) :] if variable else name,
             "kind": "variable" if variable else "switch",
@@ -106,6 +111,23 @@ def rules_of_lock(policy: Mapping[str, Any], allow: Iterable[str] = ()) -> List[
         }
         rules.append(rule)
     return rules
+
+
+def _check_locked(name: str, value: Any) -> None:
+    known: Any = policy_switches.SWITCHES.get(name)
+    if name.startswith(ENV):
+        fits = value is None or (isinstance(value, str) and "\0" not in value)
+        what = "a string, as the values of variables are"
+    elif known is None:
+        fits, what = False, "a switch that this pinner knows"
+    else:
+        every = {"accept": known.values}
+        fits, what = policy_rules.accepts(every, value), policy_rules.expected(every)
+    if not fits:
+        raise faults.PinnerError(
+            "[policy]: %s%s: expected %s, found %r; record again, or take a newer pinner"
+            % (PREFIX, name, what, value)
+        )
 
 
 def _variables(rules: List[Rule]) -> List[Rule]:

@@ -116,7 +116,10 @@ def check_watched(lock: Lock, cublaslt: session_dir.CublasLt) -> None:
 
 def check_policy(lock: Lock, environ: Mapping[str, str], allow: Sequence[str]) -> None:
     """Raises `LockRefused` where the environment has other values than the lock's profile held."""
-    found = apply.differing(lock.policy, environ, allow)
+    try:
+        found = apply.differing(lock.policy, environ, allow)
+    except LockError as error:
+        raise LockRefused(str(error)) from error
     if found:
         raise LockRefused("\n".join(found))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pinner.inside import VERSION
+from pinner.inside.values import canonical
 from pinner.launch import judge, record, session_dir
 from pinner.launch.collect import read_ledgers
 from pinner.launch.record import Outcome
@@ -13,7 +14,8 @@ from pinner.lockfile.conflicts import ConflictError, Rule
 from pinner.lockfile.errors import LedgerError
 from pinner.lockfile.ledgers import ProcessLedger, read_folder
 from pinner.lockfile.merge import draft_lock, merge_ledgers
-from pinner.lockfile.schema import Evidence, Run
+from pinner.lockfile.schema import Evidence, Run, Values
+from pinner.policy import apply
 
 
 def merge_folders(folders: Sequence[Path], out: Path, rule: Rule) -> Outcome:
@@ -36,7 +38,11 @@ def merge_folders(folders: Sequence[Path], out: Path, rule: Rule) -> Outcome:
         pinner=VERSION,
         complete=True,  # unless the draft has holes
     )
-    written = record.write_draft(out, draft_lock(draft, run, {}, Evidence()))
+    policies = _policies(folders)
+    if len(policies) > 1:
+        text = f"the folders were recorded under {len(policies)} policies: merge those of one"
+        return Outcome(judge.REFUSED, "policies", text)
+    written = record.write_draft(out, draft_lock(draft, run, policies[0], Evidence()))
     lines = record.draft_lines(draft)
     text = (
         f"{record.counted(len(draft.entries), 'choice')} of "
@@ -49,6 +55,19 @@ def merge_folders(folders: Sequence[Path], out: Path, rule: Rule) -> Outcome:
         written,
         details=record.draft_details(draft),
     )
+
+
+def _policies(folders: Sequence[Path]) -> list[Values]:
+    """What `[policy]` says of the profiles of these sessions, each once; of ledgers alone nothing.
+
+    Raises `SessionError`.
+    """
+    found: dict[str, Values] = {}
+    for folder in folders:
+        if (folder / "session.json").exists():
+            policy = apply.for_lock(session_dir.read(folder).settings.policy)
+            found.setdefault(canonical(policy), policy)
+    return list(found.values()) or [{}]
 
 
 def _ledgers(folder: Path) -> list[ProcessLedger]:

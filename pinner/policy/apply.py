@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pinner.inside import policy as inside
+from pinner.inside.faults import PinnerError
 from pinner.inside.policy_rules import accepts, shown
 from pinner.inside.values import Encoded
+from pinner.lockfile.errors import LockError
 
 from .profiles import Judged, Profile, Role, judge, load
 
@@ -113,24 +115,32 @@ def role_of(policy: Values) -> str | None:
     return role if isinstance(role, str) else None
 
 
+def _rules(policy: Values, allow: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A rule for each locked value. Raises `LockError` for what cannot be held."""
+    try:
+        return inside.rules_of_lock(policy, allow)
+    except PinnerError as error:
+        raise LockError(str(error)) from error
+
+
 def variables_of(policy: Values) -> dict[str, str]:
     """The variables that a lock's profile held, with the locked values."""
     return {
         rule["name"]: rule["default"]
-        for rule in inside.rules_of_lock(policy)
+        for rule in _rules(policy)
         if rule["kind"] == "variable" and rule["default"] is not None
     }
 
 
 def values_of(policy: Values) -> dict[str, Any]:
     """The values that a lock's profile held, by the name of the rule; None was not set."""
-    return {rule["name"]: rule["default"] for rule in inside.rules_of_lock(policy)}
+    return {rule["name"]: rule["default"] for rule in _rules(policy)}
 
 
 def differing(policy: Values, environ: Mapping[str, str], allow: Sequence[str]) -> tuple[str, ...]:
     """One line for each variable that somebody set to another value than the lock holds."""
     found = []
-    for rule in inside.rules_of_lock(policy, allow):
+    for rule in _rules(policy, allow):
         value = environ.get(rule["name"])
         if rule["kind"] == "variable" and not accepts(rule, value):
             found.append(
@@ -146,7 +156,7 @@ def late(policy: Values, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         f"{rule['name']} is read when a process starts: start the program with "
         f"{rule['name']}={shown(rule['default'])}, which the lock was recorded with"
-        for rule in inside.rules_of_lock(policy)
+        for rule in _rules(policy)
         if rule["read"] == inside.START
         and rule["default"] is not None
         and rule["name"] not in environ

@@ -18,6 +18,7 @@ import pytest
 
 from pinner.inside.choosers.inductor import switches as inductor_switches
 from pinner.inside.policy_switches import INDUCTOR, SWITCHES
+from pinner.launch import merging, session_dir
 from pinner.lockfile.codec import read_lock, write_lock
 from pinner.lockfile.schema import Lock
 from pinner.policy import apply
@@ -286,8 +287,22 @@ class TestWithoutTorch:
         assert said.code == 0, said.err
         values = apply.values_of(read_lock(pinner.path("pinner.lock.toml")).policy)
         assert values == {n: r.default for n, r in RULES.items() if r.kind == "variable"}
-        said = pinner("enforce", "--", *PLAIN, NCCL_ALGO="ring")
-        assert said.code == 96
+        assert pinner("enforce", "--", *PLAIN, NCCL_ALGO="ring").code == 96
+        assert pinner("merge", "shared/observe", "-o", "merged.toml").code == 0
+        assert apply.values_of(read_lock(pinner.path("merged.toml")).policy) == values
+        assert apply.profile_of(read_lock(pinner.path("merged.toml")).policy) == "deterministic"
+
+    def test_sessions_under_two_policies_are_not_merged(self, tmp_path: Path) -> None:
+        folders = [tmp_path / name for name in ("one", "other")]
+        for folder, profile in zip(folders, ("deterministic", "miles"), strict=True):
+            settings = session_dir.Settings(
+                mode="observe", run="r", created="now", policy=_settings(profile)
+            )
+            session = session_dir.create(folder, settings)
+            line = {"t": "process", "pid": 1, "host": "h", "run": "r", "argv": ["x"], "time": "now"}
+            (session.ledger / "h-1.jsonl").write_text(json.dumps(line) + "\n")
+        outcome = merging.merge_folders(folders, tmp_path / "out.toml", "fastest")
+        assert (outcome.exit, outcome.status) == (4, "policies")
 
 
 class TestEnv:

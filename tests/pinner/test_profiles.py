@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pinner import shipped
 from pinner.inside import policy as inside
 from pinner.inside.policy_switches import SWITCHES
+from pinner.lockfile.errors import LockError
 from pinner.policy import apply, profiles
 from pinner.policy.profiles import Judged, Profile, ProfileError, judge, load
 from pinner.policy.rules import READ, ROLES, Rule
@@ -493,6 +494,26 @@ class TestInALock:
         (text,) = apply.late(policy, {})
         assert "start the program with PYTHONHASHSEED=0" in text
         assert apply.late(policy, {"PYTHONHASHSEED": "0"}) == ()
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            ("profile.env:NCCL_ALGO", 3, "expected a string, as the values of variables are"),
+            ("profile.env:NCCL_ALGO", "R\0", "expected a string, as the values of variables are"),
+            ("profile.torch.use_deterministic_algorithms", "on", "expected off or warn_only or"),
+            ("profile.torch.backends.cudnn.benchmark", 0, "expected False or True, found 0"),
+            ("profile.torch.later_switch", True, "expected a switch that this pinner knows"),
+            ("profile_at_start", "PYTHONHASHSEED", "expected an array of names"),
+        ],
+    )
+    def test_what_an_edit_by_hand_broke_is_refused(
+        self, name: str, value: Any, message: str
+    ) -> None:
+        policy = {**locked("deterministic", {}), name: value}
+        for ask in (apply.variables_of, lambda each: apply.differing(each, {}, ())):
+            with pytest.raises(LockError) as caught:
+                ask(policy)
+            assert f"[policy]: {name}: {message}" in str(caught.value)
 
     def test_a_lock_without_a_profile_says_nothing(self) -> None:
         assert apply.profile_of({"taps": ["torch"]}) is None
