@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 from ... import faults, imports
@@ -52,6 +53,11 @@ class ArrayRecorder(Recorder):
         """From here on it is this step."""
         if not self.ended:
             super().go_to(step)
+
+    def after_fork(self) -> None:
+        """Go on in a child."""
+        if not self.ended:
+            super().after_fork()
 
     def place(self) -> Tuple[str, str]:
         """Nothing has a module, and all is forward."""
@@ -97,6 +103,7 @@ class Arrays:
         self.recorder = recorder
         self.numpy: Any = numpy
         self.kinds = (self.numpy.ndarray, self.numpy.generic)
+        self.owners = _Owners(self.numpy.ndarray)
         self._facts: Dict[Any, Facts] = {}
         self._foreign: Dict[type, bool] = {}
         self._undo: List[Callable[[], None]] = []
@@ -356,12 +363,17 @@ class Call:
         if facts.writes and self._args:
             found.take("arg.0", self._args[0])
             self._notes["writes"] = ["0"]
+        if not any(map(self._counts, found.values)):
+            return  # what it gives is no array and no number, so that no bits are to be compared
         if nested:
             self._notes["nested"] = nested
         outs = self._entries(found, self._skipped(len(found.values)))
         self._arrays.recorder.event(kind, facts.name, _PLACE, self._ins, outs, notes=self._notes)
         if self._captured is not None:
             self._captured.after(result)
+
+    def _counts(self, value: Any) -> bool:
+        return isinstance(value, (*self._arrays.kinds, float, complex))
 
     def _skipped(self, count: int) -> Sequence[bool]:
         """Elements that `where` leaves out hold whatever was in the memory."""
@@ -375,13 +387,41 @@ class Call:
     def _entries(self, found: _Found, skipped: Sequence[bool] = ()) -> List[str]:
         if not found.values:
             return []
-        numbers = [-1] * len(found.values)
+        numbers = [self._arrays.owners.number(each) for each in found.values]
         if not skipped and any(map(_has_holes, found.values)):
             self._notes["why"] = "long doubles have bytes between them that nobody writes"
             skipped = [_has_holes(each) for each in found.values]
         return self._arrays.recorder.numbered(
             found.paths, found.values, numbers, self._notes, skipped=skipped
         )
+
+
+class _Owners:
+    """A number for each piece of memory: for the array that others are views of."""
+
+    def __init__(self, array: type) -> None:
+        self._array = array
+        self._numbers: Dict[int, Tuple[int, Any]] = {}
+        self._next = 0
+
+    def number(self, value: Any) -> int:
+        """The number; -1 for what is no array. None is given twice, though addresses are reused."""
+        kind = self._array
+        if not isinstance(value, kind):
+            return -1
+        while isinstance(value.base, kind):
+            value = value.base
+        key = id(value)
+        found = self._numbers.get(key)
+        if found is None:
+            gone = functools.partial(_forget, self._numbers, key)
+            found = self._numbers[key] = self._next, weakref.ref(value, gone)
+            self._next += 1
+        return found[0]
+
+
+def _forget(numbers: Dict[int, Any], key: int, _: Any) -> None:
+    numbers.pop(key, None)
 
 
 class _Found:
