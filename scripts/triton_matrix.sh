@@ -6,7 +6,8 @@
 #   MATRIX_TESTS='tests/pinner/test_triton_*.py'
 #
 # `make test` runs the same tests on the Triton of the development lock. All versions stand beside the
-# same torch, numpy below 2.4 (Triton 3.6's interpreter breaks on 2.4) and the lock's other pins.
+# torch and the other packages of the development environment (.venv, made where it is missing) and
+# numpy below 2.4 (Triton 3.6's interpreter breaks on 2.4).
 # 3.4.0 is tried as far as it goes: what fails there is printed and does not fail the whole.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -19,25 +20,24 @@ best_effort=" 3.4.0 "
 versions=("$@")
 [ ${#versions[@]} -gt 0 ] || versions=(3.6.0 3.8.0 3.4.0)
 
-lock=requirements/dev.lock
-torch=$(sed -n 's/^torch==//p' "$lock")
 numpy=2.3.5
 "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 11))' && numpy=2.2.6
 
-# What the tests need besides torch, triton and numpy, at the lock's versions.
-wanted='^(einops|execnet|filelock|fla-core|fsspec|hypothesis|iniconfig|jinja2|markupsafe|mpmath|networkx|packaging|pluggy|pygments|pytest|pytest-xdist|setuptools|sortedcontainers|sympy|tomli|tomli-w|typing-extensions|exceptiongroup)=='
+# All but triton and numpy comes from the development environment, which the folder's own precede.
+scripts/dev_env.sh .venv || exit 1
+dev=$PWD/.venv
 
 make_environment() { # version folder
-    local version=$1 folder=$2
-    local made="torch $torch, triton $version, numpy $numpy, $(sha256sum <"$lock")"
+    local version=$1 folder=$2 site
+    local made="triton $version, numpy $numpy, beside $dev $(cat "$dev/.made-from")"
     [ "$(cat "$folder/.made-from" 2>/dev/null)" = "$made" ] && return 0
     rm -rf "$folder"
-    "$python" -m venv "$folder" || return 1
+    "$dev/bin/python" -m venv "$folder" || return 1
     local pip=("$folder/bin/python" -m pip --disable-pip-version-check --no-input --quiet)
-    grep -E "$wanted" "$lock" >"$folder/pins"
-    "${pip[@]}" install -c "$folder/pins" "torch==$torch" || return 1
-    "${pip[@]}" install --no-deps -r "$folder/pins" "numpy==$numpy" || return 1
-    "${pip[@]}" install --no-deps "triton==$version" || return 1
+    "${pip[@]}" install --no-deps "numpy==$numpy" "triton==$version" || return 1
+    site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    # Afterwards: pip would take what lies there for installed.
+    "$dev/bin/python" -c "$site" >"$("$folder/bin/python" -c "$site")/development.pth"
     echo "$made" >"$folder/.made-from"
 }
 

@@ -24,6 +24,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # the first to import it. What compiles runs in processes of its own.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Whether the C++ compiler knows the machine's instruction sets Inductor finds out anew beside every
+# empty cache folder: four programs, each loaded by a process of its own (pytorch 2.13). Where it
+# does not know one, what the tests compile fails; 0 would leave vectors out.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # Inductor sets these for the whole process once it compiled something (pytorch 2.13).
 _SET_BY_INDUCTOR = {
     name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
