@@ -87,6 +87,8 @@ def test_a_near_tie_moves_the_winner_of_recordings_but_not_of_enforced_runs():
             rig.use_benchmark(module, timers.near_tie(seed))
             total_of(module)
             winners.add(observed.choices()[0]["config"]["BLOCK"])
+        if len(winners) > 1:
+            break
     assert len(winners) > 1
     pins = recorded(total_of)
     digests = set()
@@ -123,10 +125,10 @@ def events_of(call):
 @pytest.mark.parametrize("name", ["total", "several_keys", "only_one", "pruned_to_one", "any_key"])
 def test_a_decided_call_runs_the_same_frames_as_without_pinner(name):
     arguments = {
-        "total": (4096,),
+        "total": (1024,),
         "several_keys": (64, 1),
-        "only_one": (4096,),
-        "pruned_to_one": (4096,),
+        "only_one": (1024,),
+        "pruned_to_one": (1024,),
         "any_key": (64, True),
     }[name]
 
