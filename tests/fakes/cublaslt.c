@@ -12,6 +12,7 @@
  *   fail-matmul=N    matmul number N returns an error
  *   none             the heuristic knows no algorithm
  *   greedy           every algorithm needs 1 GiB of workspace
+ *   backwards        every algorithm sums from the end: other bits by the same algorithm
  *
  * tests/pinner/test_cublaslt_real.py holds its names, sizes and attributes to the real library's. */
 #include <stdint.h>
@@ -307,14 +308,17 @@ int cublasLtMatmul(void *handle, struct object *desc, const float *alpha, const 
     if (A == NULL || B == NULL || D == NULL) return OK;
     int64_t at = of_desc(desc, 3), bt = of_desc(desc, 4), parts = take(algo, 2);
     int64_t m = of_layout(d, 2), n = of_layout(d, 3), k = of_layout(a, at ? 2 : 3);
+    int backwards = word("backwards") != NULL;
     int64_t lda = of_layout(a, 4), ldb = of_layout(b, 4), ldd = of_layout(d, 4);
     for (int64_t j = 0; j < n; j++)
         for (int64_t i = 0; i < m; i++) {
             float sum = 0;
             for (int64_t part = 0; part < parts; part++) {
                 float partial = 0;
-                for (int64_t l = k * part / parts; l < k * (part + 1) / parts; l++)
+                for (int64_t step = k * part / parts; step < k * (part + 1) / parts; step++) {
+                    int64_t l = backwards ? k - 1 - step : step;
                     partial += (at ? A[l + i * lda] : A[i + l * lda]) * (bt ? B[j + l * ldb] : B[l + j * ldb]);
+                }
                 sum += partial;
             }
             D[i + j * ldd] = *alpha * sum;

@@ -39,6 +39,7 @@ def build_all(folder: Path) -> None:
     other = folder / "older"
     other.mkdir()
     _stand_in(other, 13, 130100)
+    _shared(folder / "libcudart.so.13", ["cudart.c"], ["-Wl,-soname,libcudart.so.13"])
     lt, lt12 = ((folder / f"libcublasLt.so.{n}", folder / f"libcublas.so.{n}") for n in (13, 12))
     _shared(folder / "libconsumer.so", ["cublaslt_consumer.c"], ["-Wl,-z,lazy"], lt)
     _shared(folder / "libconsumer12.so", ["cublaslt_consumer.c"], link=lt12)
