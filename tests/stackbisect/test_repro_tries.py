@@ -6,7 +6,8 @@ import os
 import random
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from stackbisect.repro.calls import Program, Ref, Step, array
 from stackbisect.repro.commands import Budget
 from stackbisect.repro.extract import Smaller
 from stackbisect.repro.fills import pack
+from stackbisect.repro.kernel_text import Text
 from stackbisect.repro.stacks import PythonStack, Ran
 from stackbisect.repro.tries import BITS, NUMBERS, PLACES, SHAPE, Failed, Judge, Look
+from stackbisect.repro.triton_case import LAUNCH, Kernel
+from tests import lanes
+from tests.stackbisect.forked import forked
 
 # An array of any library, as far as it is looked at.
 SCRIPT = """
@@ -210,21 +215,109 @@ def test_softmax_between_two_vector_units_becomes_a_few_elements(tmp_path: Path)
         outputs=("out",),
         settings={"threads": 1},
     )
-    python = Path(sys.executable)
-    good, bad = (
-        PythonStack(name, python, os.environ, tmp_path, {"ATEN_CPU_CAPABILITY": unit})
-        for name, unit in (("good", "avx2"), ("bad", "default"))
-    )
     kept: list[Smaller] = []
-    said: list[str] = []
-    shrinking = shrink.within(Budget(tries=80))
-    found = shrinking(whole, good, bad, kept=kept.append, say=said.append)
-    print("\n".join(said))
+    with ExitStack() as open_servers:
+        good, bad = (
+            open_servers.enter_context(forked(each))
+            for each in here(tmp_path, "ATEN_CPU_CAPABILITY", "avx2", "default")
+        )
+        shrinking = shrink.Shrinker(Budget(tries=80), width=40)
+        found = shrinking(whole, good, bad, kept=kept.append, say=print)
+        proof = prove.prove(found.case.files(), good, bad, print, times=1)
     assert found.tries <= 80
     assert kept[-1].case == found.case
     assert isinstance(found.case, Program)
     assert [step.target for step in found.case.steps] == [operation]
     assert found.case.elements <= 64
-    proof = prove.prove(found.case.files(), good, bad, said.append, times=1)
     assert isinstance(proof, prove.Proof)
-    assert proof.good != proof.bad
+
+
+MIX = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix(x, bias):
+    return tl.exp({})
+"""
+KERNEL = """
+@triton.jit
+def kernel(x, y, n, row, bias, BLOCK: tl.constexpr):
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = tl.program_id(0) * row + at
+    tl.store(y + here, mix(tl.load(x + here, at < n), bias), at < n)
+"""
+
+
+def test_a_launch_under_the_interpreter_becomes_one_program(tmp_path: Path) -> None:
+    """A kernel whose helper changed between two versions of a small package.
+
+    One that reads what lies before its array is no finding at all, though the bits differ too.
+    """
+    pytest.importorskip("triton")
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for name, text in (("good", "x + bias * 0.1"), ("bad", "x + bias * 0.1000001")):
+        (tmp_path / name / "smallmix").mkdir(parents=True)
+        (tmp_path / name / "smallmix" / "__init__.py").write_text(MIX.format(text))
+    whole = launch(draw)
+    text = whole.kernel.text
+    past = replace(text, body=text.body.replace("tl.load(x + here", "tl.load(x + here - 3"))
+    dishonest = replace(whole, kernel=replace(whole.kernel, text=past))
+    paths = (str(tmp_path / name) for name in ("good", "bad"))
+    budget, width = (Budget(tries=400), 64) if lanes.soak() else (Budget(tries=24), 12)
+    said: list[str] = []
+    with ExitStack() as open_servers:
+        good, bad = (
+            open_servers.enter_context(forked(each))
+            for each in here(tmp_path, "PYTHONPATH", *paths)
+        )
+        shrinking = shrink.Shrinker(budget, width)
+        found = shrinking(whole, good, bad, kept=lambda _: None, say=print)
+        proof = prove.prove(found.case.files(), good, bad, print, times=1)
+        shrinking = shrink.Shrinker(Budget(tries=1))
+        left = shrinking(dishonest, good, bad, kept=lambda _: None, say=said.append)
+    assert isinstance(found.case, Program)
+    assert found.case.kernel.grid == (1, 1, 1)
+    assert found.case.elements <= (8 if lanes.soak() else whole.elements)
+    assert isinstance(proof, prove.Proof)
+    assert left.case == dishonest
+    assert "it does not repeat itself" in said[-1]
+
+
+def launch(draw: random.Random) -> Program:
+    """Of KERNEL, over several rows, in blocks that do not fit them."""
+    rows, columns, block = draw.randint(2, 9), draw.randint(17, 40), 16
+    numbers = pack("float32", [draw.gauss(0, 1) for _ in range(rows * columns)])
+    arguments = {"n": columns, "row": columns, "bias": 0.7, "BLOCK": block}
+    return Program(
+        kind="triton",
+        operation="kernel",
+        inputs={
+            "x": array("float32", (rows, columns), numbers),
+            "y": array("float32", (rows, columns), bytes(len(numbers))),
+        },
+        steps=(Step(LAUNCH, (), {"x": Ref("x"), "y": Ref("y"), **arguments}, results=()),),
+        outputs=("y",),
+        needs=("torch", "triton", "numpy"),
+        kernel=Kernel(
+            text=Text(("from smallmix import mix",), KERNEL.strip(), "kernel"),
+            grid=(rows, -(-columns // block), 1),
+            options={"num_warps": 4},
+            constexprs=("BLOCK",),
+            interpreted=True,
+            environ={},
+        ),
+    )
+
+
+def here(folder: Path, variable: str, good: str, bad: str) -> list[PythonStack]:
+    """This interpreter, with a variable that makes two stacks of it."""
+    python = Path(sys.executable)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return [
+        PythonStack(name, python, environ, folder, {variable: value})
+        for name, value in (("good", good), ("bad", bad))
+    ]
