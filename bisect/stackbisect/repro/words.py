@@ -74,7 +74,7 @@ def page(form: Form, notes: Sequence[str] = ()) -> str:
 
 def _page(form: Form, notes: Sequence[str]) -> Iterator[str]:
     finding = form.finding
-    yield f"# {finding.title[:1].upper()}{finding.title[1:]}"
+    yield f"# {finding.title}"
     yield ""
     which = f" ({finding.direction})" if finding.direction else ""
     yield f"`{finding.operation}`{which}: {finding.cause}."
