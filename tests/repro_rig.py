@@ -39,11 +39,12 @@ def programs(place: Path) -> Path:
     return place
 
 
-def module(name: str) -> ModuleType:
-    """The repro.py of a folder, imported: that computes nothing."""
-    spec = importlib.util.spec_from_file_location(f"repro_{name}", REPROS / name / "repro.py")
+def module(name: str, file: str = "repro.py") -> ModuleType:
+    """A program of a folder, imported anew: that computes nothing."""
+    spec = importlib.util.spec_from_file_location(f"{file[:-3]}_{name}", REPROS / name / file)
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # where dataclasses look their module up
     spec.loader.exec_module(found)
     return found

@@ -24,7 +24,8 @@ def outputs():
 
 def digest(array):
     """SHA-256 over dtype, shape and the bytes in C order."""
-    found = hashlib.sha256(f"{array.dtype} {array.shape}\n".encode())
+    shape = ",".join(str(size) for size in array.shape)
+    found = hashlib.sha256(f"{array.dtype.name}[{shape}]\0".encode())
     found.update(numpy.ascontiguousarray(array).tobytes())
     return "sha256:" + found.hexdigest()
 

@@ -108,7 +108,8 @@ def outputs():
 
 def digest(tensor):
     """SHA-256 over dtype, shape and the bytes in C order."""
-    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    shape = ",".join(str(size) for size in tensor.shape)
+    found = hashlib.sha256(f"{str(tensor.dtype)[6:]}[{shape}]\0".encode())
     found.update(bytes(tensor.contiguous().view(torch.uint8).flatten().tolist()))
     return "sha256:" + found.hexdigest()
 
