@@ -110,7 +110,7 @@ def _stack(lock: Lock) -> Iterator[str]:
         yield from (f"  {field}: {value}" for field, value in sorted(facts.items()))
     if lock.policy:
         yield "policy:"
-        yield f"  {readable_named(lock.policy)}"
+        yield from (f"  {name} = {readable(value)}" for name, value in sorted(lock.policy.items()))
 
 
 def _choices(lock: Lock) -> Iterator[str]:

@@ -210,7 +210,12 @@ class TestRefusedAndKept:
         assert pinner("record", "--role", "trainer", "--", *RUN).code == 64
 
     def test_a_program_that_takes_it_back_is_not_sealed(self, pinner: Pinner) -> None:
-        said = pinner("record", "--profile", "deterministic", "--json", "--", *RUN, DO=WARNING)
+        """And a switch that the user set by its variable is not set back."""
+        variable = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+        do = {"DO": WARNING, variable: "1"}
+        said = pinner("record", "--profile", "deterministic", "--json", "--", *RUN, **do)
+        assert f"kept as you set it, {variable}=1" in said.text
+        assert printed(said.err)[0]["torch.backends.cuda.matmul.allow_tf32"] is True
         assert (said.code, said.json["status"], said.json["lock"]) == (3, "policy", None)
         assert "set it to warn_only (it was error); the profile deterministic accepts" in said.text
         assert said.json["policy"]["sets"]["NCCL_ALGO"] == "Ring"
@@ -362,6 +367,36 @@ class TestEnv:
         write_lock(pinner.path("pinner.lock.toml"), locks.lock(policy={}))
         assert pinner("env", "--json").json["policy"] is None
         assert pinner("env", "--role", "trainer").code == 4
+
+
+class TestTriton:
+    @pytest.mark.parametrize(
+        ("variable", "value", "where"),
+        [
+            ("TRITON_DEFAULT_FP_FUSION", "0", "language.default_fp_fusion"),
+            ("TRITON_FORCE_DISABLE_FP_FUSION", "1", "language.force_disable_fp_fusion"),
+            ("TRITON_F32_DEFAULT", "ieee", "language.fp32_default"),
+            ("DISABLE_PTXAS_OPT", "1", "nvidia.disable_ptxas_opt"),
+            ("PTXAS_OPTIONS", "-O1", "nvidia.ptxas_options"),
+        ],
+    )
+    def test_it_reads_the_variables_of_the_rules(
+        self, variable: str, value: str, where: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from triton import knobs
+
+        group, name = where.split(".")
+        assert variable in RULES
+        before = getattr(getattr(knobs, group), name)
+        monkeypatch.setenv(variable, value)
+        assert getattr(getattr(knobs, group), name) != before
+
+    def test_the_default_is_what_it_does_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from triton import knobs
+
+        unset = knobs.language.default_fp_fusion
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", RULES["TRITON_DEFAULT_FP_FUSION"].default)
+        assert knobs.language.default_fp_fusion is unset is True
 
 
 class TestInductor:
