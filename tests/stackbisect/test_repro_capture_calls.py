@@ -7,6 +7,8 @@ program gave it: dtype, shape, strides, bytes, alignment, and which arguments sh
 from __future__ import annotations
 
 import ast
+import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -309,6 +311,44 @@ def test_what_the_program_set_is_set_and_what_it_left_alone_is_not(tmp_path: Pat
     text = found.program.files()[SCRIPT].decode()
     assert f"torch.backends.cudnn.benchmark = {not before}\n" in text
     assert "torch.use_deterministic_algorithms(True, warn_only=True)\n" in text
+
+
+def settings_after(code: str) -> tuple[dict[str, Any], str]:
+    """What is captured of the settings after some code, and a program that sets them; in a fork."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with os.fdopen(write, "w") as out:
+            exec(code, {"torch": torch, "__name__": "repro"})
+            seen = inside.settings(torch)
+            settings = read_torch.settings(Captured("torch", "", {}, (), (), seen, {}, (), {}))
+            program = Program("aten", "aten.add.Tensor", {}, (), (), settings=settings)
+            out.write(json.dumps([seen, program.files()[SCRIPT].decode()]))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as source:
+        text = source.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    seen, program = json.loads(text)
+    return seen, program
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cudnn.allow_tf32 = False",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'ieee'",
+        "torch.set_flush_denormal(True); torch.set_default_dtype(torch.float64)",
+        "torch.use_deterministic_algorithms(True)",
+    ],
+)
+def test_settings_in_old_and_new_names_are_set_again_as_they_were(code: str) -> None:
+    seen, program = settings_after(code)
+    assert seen != settings_after("pass")[0]
+    assert settings_after(f"{program}\noutputs()")[0] == seen
 
 
 # -- what cannot be written down -------------------------------------------------------------------

@@ -292,6 +292,12 @@ _CALLED: Dict[str, Tuple[str, Any]] = {
     "backends.cuda.enable_math_sdp": ("backends.cuda.math_sdp_enabled", True),
     "backends.cuda.enable_cudnn_sdp": ("backends.cuda.cudnn_sdp_enabled", True),
 }
+_OLDER = {
+    "backends.cuda.matmul.fp32_precision": "backends.cuda.matmul.allow_tf32",
+    "backends.mkldnn.matmul.fp32_precision": "set_float32_matmul_precision",
+    "backends.cudnn.conv.fp32_precision": "backends.cudnn.allow_tf32",
+    "backends.cudnn.rnn.fp32_precision": "backends.cudnn.allow_tf32",
+}
 
 # They are read by the libraries below torch, most of them once.
 _VARIABLES = (
@@ -314,10 +320,10 @@ def settings(torch: Any) -> Dict[str, Any]:
     found["flags"] = {name: value for name, value in flags.items() if value not in _FLAGS[name]}
     found["set"] = {}
     for name, (getter, default) in _CALLED.items():
-        read = _attribute(torch, getter, None)
-        value = default if read is None else read()
+        value = _asked(torch, getter, default)
         if value != default:
             found["set"][name] = value
+    _leave_one_name(torch, found["flags"], found["set"])
     if torch.are_deterministic_algorithms_enabled():
         found["deterministic"] = {
             "warn_only": torch.is_deterministic_algorithms_warn_only_enabled()
@@ -337,6 +343,25 @@ def _attribute(torch: Any, name: str, default: Any) -> Any:
     except (AttributeError, RuntimeError):  # not in this version, or set by its newer name
         return default
     return value
+
+
+def _asked(torch: Any, getter: str, default: Any) -> Any:
+    read = _attribute(torch, getter, None)
+    try:
+        return default if read is None else read()
+    except RuntimeError:  # set by its newer name
+        return default
+
+
+def _leave_one_name(torch: Any, flags: Dict[str, Any], called: Dict[str, Any]) -> None:
+    """Of two names of one setting, the one that every version has."""
+    mkldnn = "backends.mkldnn.matmul.fp32_precision"
+    both = _attribute(torch, mkldnn, None) is not None
+    if "backends.cuda.matmul.allow_tf32" in flags and both and mkldnn not in flags:
+        called.pop("set_float32_matmul_precision", None)  # it would set that of mkldnn, too
+    for newer, older in _OLDER.items():
+        if older in flags or older in called:
+            flags.pop(newer, None)
 
 
 def _flushes(torch: Any) -> bool:
