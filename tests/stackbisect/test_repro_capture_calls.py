@@ -7,9 +7,11 @@ program gave it: dtype, shape, strides, bytes, alignment, and which arguments sh
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 from pinner.inside.evidence.trace import capture as inside
+from pinner.inside.evidence.trace import capture_ops
 from stackbisect.repro import captured as reading
 from stackbisect.repro import read_torch
 from stackbisect.repro.calls import Program
@@ -377,6 +380,29 @@ def test_what_cannot_be_written_down_says_why(
     assert isinstance(found, NoCase)
     assert "cannot be captured" in found.text
     assert said in found.text
+
+
+@pytest.mark.parametrize("imported", ["loaded by torch", "an extension module"])
+def test_a_shared_library_with_the_operations_schema_names_its_package(
+    imported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "vision_kernels"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    library = package / "lib" / "_C.so"
+    library.write_bytes(b"\x7fELF...roi_pool(Tensor input) -> Tensor\0...")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "vision_kernels", importlib.import_module("vision_kernels"))
+    if imported == "loaded by torch":
+        monkeypatch.setattr(torch.ops, "loaded_libraries", {str(library)})
+    else:
+        loaded = types.ModuleType("vision_kernels.lib._C")
+        loaded.__file__ = str(library)
+        monkeypatch.setitem(sys.modules, "vision_kernels.lib._C", loaded)
+    pool = types.SimpleNamespace(name="vision_kernels_ops::roi_pool", overload_name="")
+    align = types.SimpleNamespace(name="vision_kernels_ops::roi_align", overload_name="")
+    assert capture_ops.registered(torch, pool)["module"] == "vision_kernels"
+    assert capture_ops.registered(torch, align)["module"] is None
 
 
 def test_a_call_that_does_not_come_is_no_call(tmp_path: Path) -> None:
