@@ -129,7 +129,13 @@ def test_elements_anywhere_are_found_with_all_that_must_stay(
         return bool(found) and len(found[0]) >= wide and all(mark in flat for mark in marks)
 
     fewest = min(len(down) * len(across) for down, across in filter(shown, boxes(rows, columns)))
-    cut = Simulated(oracle).search(whole, [each for each in passes.ALL if "size" in each.name])
+    windows = [each for each in passes.ALL if each.name in ("sizes", "single sizes")]
+    cut = Simulated(oracle).search(whole, windows)
+    assert (cut.ended, cut.kept.case.elements) == (least.LEAST, fewest)
+    lines = [len({place[axis] for place in places}) for axis in (0, 1)]
+    holes = [*windows, *(each for each in passes.ALL if each.name == "holes")]
+    cut = Simulated(oracle).search(whole, holes)
+    fewest = lines[0] * max(lines[1], wide)
     assert (cut.ended, cut.kept.case.elements) == (least.LEAST, fewest)
     found = Simulated(oracle).search(whole)
     # Values that are put elsewhere can make it smaller still.

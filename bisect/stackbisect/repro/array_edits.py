@@ -68,6 +68,21 @@ def window(program: Program, name: str, axis: int, start: int, stop: int) -> Arr
     return replace(one, shape=shape, strides=tuple(strides), offset=0, data=data)
 
 
+def without(program: Program, name: str, axis: int, start: int, stop: int) -> Array | None:
+    """A plain array without the elements start..stop of an axis; None for another layout."""
+    one = program.inputs[name]
+    if not one.plain or any(other.alias == name for other in program.inputs.values()):
+        return None
+    shape = (*one.shape[:axis], one.shape[axis] - (stop - start), *one.shape[axis + 1 :])
+    inner = math.prod(one.shape[axis + 1 :]) * one.itemsize
+    whole = one.shape[axis] * inner
+    data = b"".join(
+        one.data[row : row + start * inner] + one.data[row + stop * inner : row + whole]
+        for row in range(0, len(one.data), whole)
+    )
+    return calls.array(one.dtype, shape, data, one.device)
+
+
 def converted(program: Program, name: str, dtype: str) -> Array | None:
     """The same numbers, rounded, as a plain array of another dtype."""
     one = program.inputs[name]

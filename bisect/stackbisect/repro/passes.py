@@ -10,9 +10,10 @@ and in a kernel's launch only so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from typing import TypeGuard
 
 from stackbisect.repro import array_edits, calls, element_values, passes_values, values
 from stackbisect.repro.calls import Listed, Program, Ref, Step, Value
@@ -336,6 +337,77 @@ def _ends(size: int) -> Iterator[tuple[int, int]]:
         step //= 2
 
 
+def holes(program: Program) -> Edits:
+    """A size without a part in its middle: quarters, eighths, … of it."""
+    found = _sizes(program)
+    for size in found:
+        for start, stop in _parts(size):
+            text = f"size {size} without {start} to {stop}"
+            yield Edit(f"size {size}", text, partial(_hole, size, start, stop))
+    if isinstance(program.kernel, Kernel):
+        return
+    for name, one in program.inputs.items():
+        for axis, size in enumerate(one.shape):
+            if _axes(program, size) > 1:
+                for start, stop in _parts(size):
+                    text = f"{name}, axis {axis}, without {start} to {stop}"
+                    cut = partial(_hole_in_axis, name, axis, size, (start, stop))
+                    yield Edit(f"axis {name} {axis}", text, cut)
+
+
+def _axes(program: Program, size: int) -> int:
+    return sum(one.shape.count(size) for one in program.inputs.values())
+
+
+def _parts(size: int) -> Iterator[tuple[int, int]]:
+    piece = max(size // 4, 1)
+    while piece >= max(1, size // 64) and size > 1:
+        for start in range(0, size - piece + 1, piece):
+            yield start, start + piece
+        piece //= 2
+
+
+def _hole(size: int, start: int, stop: int, program: Program) -> Program | None:
+    made = program
+    for name, one in program.inputs.items():
+        for axis, each in enumerate(one.shape):
+            if each == size:
+                cut = array_edits.without(made, name, axis, start, stop)
+                if cut is None:
+                    return None
+                made = made.with_inputs(**{name: cut})
+    if made is program:
+        return None
+    made = _valid(made, size, Left(start, stop, size - (stop - start)))
+    return _follow(program, made, {size: size - (stop - start)})
+
+
+def _hole_in_axis(
+    name: str, axis: int, size: int, span: tuple[int, int], program: Program
+) -> Program | None:
+    one = program.inputs.get(name)
+    if one is None or axis >= len(one.shape) or one.shape[axis] != size:
+        return None
+    cut = array_edits.without(program, name, axis, *span)
+    if cut is None:
+        return None
+    made = program.with_inputs(**{name: cut})
+    return _valid(made, size, Left(*span, size - (span[1] - span[0])))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of an axis: so many elements, those from `start` to `stop` gone."""
+
+    start: int
+    stop: int
+    many: int
+
+    def moved(self, place: int) -> int:
+        """Where a place is now; the next one where it is gone."""
+        return place - min(max(place - self.start, 0), self.stop - self.start)
+
+
 def _resize(size: int, start: int, stop: int, follow: bool, program: Program) -> Program | None:
     if all(size not in one.shape for one in program.inputs.values()):
         return None
@@ -344,7 +416,7 @@ def _resize(size: int, start: int, stop: int, follow: bool, program: Program) ->
         for axis, each in enumerate(one.shape):
             if each == size:
                 made = made.with_inputs(**{name: array_edits.window(made, name, axis, start, stop)})
-    made = _valid(made, size, start, stop)
+    made = _valid(made, size, Left(0, start, stop - start))
     return _follow(program, made, {size: stop - start}) if follow else made
 
 
@@ -357,7 +429,7 @@ def _scale(size: int, smaller: int, program: Program) -> Program | None:
                 made = made.with_inputs(**{name: array_edits.window(made, name, axis, 0, new)})
                 changed[each] = new
     for each, new in changed.items():
-        made = _valid(made, each, 0, new)
+        made = _valid(made, each, Left(0, 0, new))
     return _follow(program, made, changed)
 
 
@@ -368,39 +440,47 @@ def _cut_axis(
     if one is None or axis >= len(one.shape) or one.shape[axis] != size:
         return None
     made = program.with_inputs(**{name: array_edits.window(program, name, axis, *span)})
-    return _valid(made, size, *span)
+    return _valid(made, size, Left(0, span[0], span[1] - span[0]))
 
 
-def _follow(before: Program, after: Program, sizes: Mapping[int, int]) -> Program:
+def _follow(before: Program, after: Program, sizes: Mapping[int, int]) -> Program | None:
     """Whole numbers among the arguments that say sizes, strides and products of them follow.
 
     Where a number could follow two things that became different, it stays. Not in a launch, which
-    would read what is not there: it takes the least, and a number that follows nothing shrinks as
-    the arrays do.
+    would read what is not there: then nothing is changed, and a number that follows nothing shrinks
+    as the arrays do.
     """
     new: dict[int, set[int]] = {}
     for name, one in before.inputs.items():
         for old, changed in zip(said(one), said(after.inputs[name]), strict=True):
             new.setdefault(old, set()).add(changed)
-    for old, changed in sizes.items():
-        new[old] = {changed}
     launch = before.kernel if isinstance(before.kernel, Kernel) else None
-    part = _part_left(before, after) if launch is not None else Fraction(1)
-
-    def followed(_: int, value: Value) -> Value:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-            return value
-        found = new.get(value, set())
-        if len(found) == 1 or (found and launch is not None):
-            return min(found)
-        return max(int(value * part), 1)
-
     if launch is None:
-        return values.mapped(after, followed)
+        new.update((old, {changed}) for old, changed in sizes.items())
+        return values.mapped(after, lambda _, value: _followed(value, new, Fraction(1)))
     (step,) = after.steps
-    fixed = launch.constexprs
-    kwargs = {n: v if n in fixed else followed(0, v) for n, v in step.kwargs.items()}
+    part, kwargs = _part_left(before, after), dict(step.kwargs)
+    for name, value in step.kwargs.items():
+        if name in launch.constexprs:
+            continue
+        if _whole(value) and len(new.get(value, ())) > 1:
+            return None
+        kwargs[name] = _followed(value, new, part)
     return replace(after, steps=(replace(step, kwargs=kwargs),))
+
+
+def _followed(value: Value, new: Mapping[int, set[int]], part: Fraction) -> Value:
+    if not _whole(value):
+        return value
+    found = new.get(value, set())
+    if found:
+        return min(found) if len(found) == 1 else value
+    return max(int(value * part), 1)
+
+
+def _whole(value: Value) -> TypeGuard[int]:
+    """Whether it may say a size: 0 and 1 say too much to be followed."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 1
 
 
 def _part_left(before: Program, after: Program) -> Fraction:
@@ -421,23 +501,24 @@ def said(one: calls.Array) -> list[int]:
     return [*one.shape, *found[:0:-1], *one.strides]
 
 
-def _valid(program: Program, size: int, start: int, stop: int) -> Program:
+def _valid(program: Program, size: int, left: Left) -> Program:
     """Indices into an axis, and offsets along it, that fit what is left of it.
 
     Whole numbers that all lie below the size may be indices, and if they grow up to the size,
     offsets. What is neither keeps its values below a bound, which does no harm.
     """
-    made, left = program, stop - start
+    made = program
     for name, one in program.inputs.items():
         if one.dtype not in element_values.INTEGERS:
             continue
         found = array_edits.numbers(program, name)
         if not found or max(found) > size or max(found) < 1:
             continue
-        most = left if max(found) == size and found == sorted(found) else left - 1
-        if max(found) == size and most != left:
+        offsets = max(found) == size
+        if offsets and found != sorted(found):
             continue
-        kept = [n if n < 0 else min(max(n - start, 0), most) for n in found]
+        most = left.many if offsets else left.many - 1
+        kept = [n if n < 0 else min(left.moved(int(n)), most) for n in found]
         changed = array_edits.with_numbers(one, kept)
         if changed is not None:
             made = made.with_inputs(**{name: changed})
@@ -506,6 +587,7 @@ ALL: tuple[Pass[Program], ...] = (
     Pass("layouts", layouts),
     Pass("surroundings", surroundings),
     Pass("single sizes", single_sizes, 1),
+    Pass("holes", holes, 1),
     Pass("constants", constants, 1),
     *passes_values.ALL,
 )
