@@ -33,8 +33,13 @@ def _parts(first: Any, second: Any) -> str:
     names = [_part(number, len(first)) for number in range(len(first))]
     differ = [name for name, a, b in zip(names, first, second, strict=True) if a != b]
     same = [name for name in names if name not in differ]
-    text = f"the {' and the '.join(differ)} differ" if differ else ""
-    return text + (f", the {' and the '.join(same)} are equal" if differ and same else "")
+    text = f"{_listed(differ)} differ" if differ else ""
+    return text + (f", {_listed(same)} are equal" if differ and same else "")
+
+
+def _listed(names: list[str]) -> str:
+    *others, last = [f"the {name}" for name in names]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _part(number: int, count: int) -> str:

@@ -113,6 +113,10 @@ class TestScales:
         assert detail.where(*texts) == (
             "the scales 0 differ, the packed values and the scales 1 are equal"
         )
+        values["other"] = self.VALUES + 1
+        held["other"] = [changed, self.WHOLE + 1]
+        texts = [detailed(values[n], scales=held[n])[1] for n in held]
+        assert detail.where(*texts) == "the packed values, the scales 0 and the scales 1 differ"
         flipped = self.VALUES.clone()
         flipped[0, 0] ^= 1
         texts = [detailed(v, scales=self.WHOLE)[1] for v in (self.VALUES, flipped)]

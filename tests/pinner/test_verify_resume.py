@@ -96,6 +96,13 @@ class Holder:
     def __init__(self):
         self.draw = random.Random(2)
 
+class Proxy:
+    __slots__ = ()
+    __class__ = property(lambda self: 1 / 0)
+    def __getattr__(self, name):
+        return 1 / 0
+
+proxy = Proxy()
 mine, holder, idle, same = random.Random(1), Holder(), random.Random(3), beside.draw
 file = Path(sys.argv[1], "state")
 step = 0

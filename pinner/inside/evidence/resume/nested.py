@@ -41,15 +41,16 @@ def of(value: Any) -> str:
 
 
 def is_generator(value: Any) -> bool:
-    """Whether `value` is a random stream with a state of its own."""
+    """Whether `value` is a random stream with a state of its own; a proxy does not wake up."""
+    kind = type(value)
     torch, numpy, random = (sys.modules.get(name) for name in ("torch", "numpy", "random"))
-    if torch is not None and isinstance(value, torch.Generator):
+    if torch is not None and issubclass(kind, torch.Generator):
         return True
-    if random is not None and isinstance(value, random.Random):
+    if random is not None and issubclass(kind, random.Random):
         return True
     places = getattr(numpy, "random", None)
     kinds = tuple(getattr(places, name) for name in ("Generator", "RandomState") if places)
-    return isinstance(value, kinds)
+    return issubclass(kind, kinds)
 
 
 def generator_state(value: Any) -> Any:

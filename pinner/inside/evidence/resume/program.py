@@ -14,7 +14,7 @@ from . import nested
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Iterator, Set, Tuple
+    from typing import Any, Dict, Iterator, Set, Tuple
 
 
 def generators() -> Iterator[Tuple[str, Any]]:
@@ -25,7 +25,7 @@ def generators() -> Iterator[Tuple[str, Any]]:
     names = {name for name, _ in modules}
     for module_name, module in modules:
         prefix = "" if module_name == "__main__" else module_name + "."
-        for name, value in sorted(vars(module).items()):
+        for name, value in sorted(_attributes(module).items()):
             for place, stream in _streams(name, value, names):
                 if id(stream) not in seen:
                     seen.add(id(stream))
@@ -42,7 +42,7 @@ def _own_modules() -> Iterator[Tuple[str, ModuleType]]:
         return
     folder = os.path.join(os.path.dirname(os.path.abspath(file)), "")
     for name, module in sorted(sys.modules.items()):
-        place = getattr(module, "__dict__", {}).get("__file__")
+        place = _attributes(module).get("__file__")
         if module is not main and isinstance(place, str) and place.startswith(folder):
             yield name, module
 
@@ -51,13 +51,21 @@ def _streams(name: str, value: Any, modules: Set[str]) -> Iterator[Tuple[str, An
     if nested.is_generator(value):
         yield name, value
     elif type(value).__module__ in modules and not _is_torch_module(value):
-        for inner, part in sorted(getattr(value, "__dict__", {}).items()):
+        for inner, part in sorted(_attributes(value).items()):
             if nested.is_generator(part):
                 yield "%s.%s" % (name, inner), part
+
+
+def _attributes(value: Any) -> Dict[str, Any]:
+    """Return what stands in `value` itself, without running any code of it."""
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:  # slots
+        return {}
 
 
 def _is_torch_module(value: Any) -> bool:
     """Whether it is one of those whose state is read by itself."""
     torch = sys.modules.get("torch")
     nn = getattr(torch, "nn", None)
-    return nn is not None and isinstance(value, nn.Module)
+    return nn is not None and issubclass(type(value), nn.Module)
