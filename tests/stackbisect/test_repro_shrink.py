@@ -330,6 +330,15 @@ def test_no_edit_makes_a_program_reach_past_its_arrays(
         case = draw.choice(smaller_ones)
 
 
+def test_of_a_call_below_torch_only_numbers_change(draw: random.Random) -> None:
+    """Its problem says sizes and layouts that are not looked into."""
+    whole = replace(program(8, 12, draw), kind="cublaslt", kernel=("problem", 8, 12))
+    ways = passes.of(whole)
+    found = Simulated(lambda _: True).search(whole, ways).kept.case
+    assert replace(found, inputs={}) == replace(whole, inputs={})
+    assert found.inputs == {"x": calls.array("float32", (8, 12), bytes(4 * 8 * 12))}
+
+
 # -- what always holds -----------------------------------------------------------------------------
 
 

@@ -155,6 +155,12 @@ def test_the_first_case_says_why_it_is_none(stacks: list[Noting]) -> None:
         assert judge.refused.startswith(why)
 
 
+def test_stacks_of_an_old_python(tmp_path: Path) -> None:
+    python = Path(lanes.other_python("3.8"))
+    old = [PythonStack(n, python, os.environ, tmp_path, {"WHICH": n}) for n in ("good", "bad")]
+    assert Judge(*old).findings([case(DIFFERS), case("os.abort()")]) == [NUMBERS, None]
+
+
 def test_how_two_stacks_differ() -> None:
     look = Look("f", "r", "p", "x")
     assert tries.finding(look, look) is None

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TypeGuard
 
-from stackbisect.repro import array_edits, calls, element_values, passes_values, values
+from stackbisect.repro import array_edits, calls, element_values, passes_values, smaller, values
 from stackbisect.repro.calls import Listed, Program, Ref, Step, Value
 from stackbisect.repro.least import Edit, Pass
 from stackbisect.repro.triton_case import Kernel
@@ -189,7 +189,9 @@ def surroundings(program: Program) -> Edits:
     """Nothing set, nothing drawn, nothing imported, one thread."""
     for name, value in program.settings.items():
         rest = {n: v for n, v in program.settings.items() if n != name}
-        yield Edit(f"setting {name}", f"without {name}", partial(_settings, rest))
+        # Few elements are one thread's work, however many there are on the next machine.
+        if name != "threads" or program.elements <= smaller.FEW:
+            yield Edit(f"setting {name}", f"without {name}", partial(_settings, rest))
         if name == "threads" and value != 1:
             one = {**program.settings, name: 1}
             yield Edit(f"setting {name}", "one thread", partial(_settings, one))
@@ -217,9 +219,9 @@ def grid(program: Program) -> Edits:
     if any(size > 1 for size in program.kernel.grid):
         yield Edit("grid", "one program", partial(_grid, (1, 1, 1)))
     for axis, size in enumerate(program.kernel.grid):
-        for smaller in _less(size):
-            sizes = tuple(smaller if n == axis else s for n, s in enumerate(program.kernel.grid))
-            yield Edit(f"grid {axis}", f"{smaller} programs", partial(_grid, sizes))
+        for fewer in _less(size):
+            sizes = tuple(fewer if n == axis else s for n, s in enumerate(program.kernel.grid))
+            yield Edit(f"grid {axis}", f"{fewer} programs", partial(_grid, sizes))
 
 
 def _grid(sizes: tuple[int, ...], program: Program) -> Program | None:
@@ -235,10 +237,10 @@ def constants(program: Program) -> Edits:
     for name in program.kernel.constexprs:
         value = step.kwargs.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
-            for smaller in (*_halves(value), value - 1):
-                if 0 < smaller < value:
-                    change = partial(_constant, name, value, smaller)
-                    yield Edit(f"constant {name}", f"{name}={smaller}", change)
+            for fewer in (*_halves(value), value - 1):
+                if 0 < fewer < value:
+                    change = partial(_constant, name, value, fewer)
+                    yield Edit(f"constant {name}", f"{name}={fewer}", change)
     for name, value in program.kernel.options.items():
         yield Edit(f"option {name}", f"without {name}", partial(_option, name, None))
         if isinstance(value, int) and value > 1:
@@ -287,9 +289,9 @@ def single_sizes(program: Program) -> Edits:
             yield Edit(f"size {size}", text, partial(_resize, size, start, stop, False))
     for size in found:
         if any(other % size == 0 and other > size for other in found):
-            for smaller in _less(size):
-                text = f"multiples of {size} to those of {smaller}"
-                yield Edit(f"size {size}", text, partial(_scale, size, smaller))
+            for fewer in _less(size):
+                text = f"multiples of {size} to those of {fewer}"
+                yield Edit(f"size {size}", text, partial(_scale, size, fewer))
     for name, one in program.inputs.items():
         for axis, size in enumerate(one.shape):
             for start, stop in (*_pieces(size), *_ends(size)):
@@ -420,12 +422,12 @@ def _resize(size: int, start: int, stop: int, follow: bool, program: Program) ->
     return _follow(program, made, {size: stop - start}) if follow else made
 
 
-def _scale(size: int, smaller: int, program: Program) -> Program | None:
+def _scale(size: int, fewer: int, program: Program) -> Program | None:
     made, changed = program, {}
     for name, one in program.inputs.items():
         for axis, each in enumerate(one.shape):
             if each % size == 0 and each:
-                new = each // size * smaller
+                new = each // size * fewer
                 made = made.with_inputs(**{name: array_edits.window(made, name, axis, 0, new)})
                 changed[each] = new
     for each, new in changed.items():
@@ -563,10 +565,10 @@ def _less(size: int) -> Iterator[int]:
     """Smaller sizes: 1, halves, then nearer ones."""
     seen = set()
     cuts = [size - (size >> shift) for shift in range(2, size.bit_length() + 1)]
-    for smaller in (1, *_halves(size), *cuts, size - 1):
-        if 0 < smaller < size and smaller not in seen:
-            seen.add(smaller)
-            yield smaller
+    for fewer in (1, *_halves(size), *cuts, size - 1):
+        if 0 < fewer < size and fewer not in seen:
+            seen.add(fewer)
+            yield fewer
 
 
 def _halves(size: int) -> list[int]:
@@ -591,3 +593,14 @@ ALL: tuple[Pass[Program], ...] = (
     Pass("constants", constants, 1),
     *passes_values.ALL,
 )
+
+
+def of(program: Program) -> tuple[Pass[Program], ...]:
+    """Those that a program can bear.
+
+    A call of a library below torch is told sizes and layouts that the passes do not know: only the
+    numbers in its arrays are changed.
+    """
+    if program.kernel is None or isinstance(program.kernel, Kernel):
+        return ALL
+    return passes_values.NUMBERS

@@ -222,10 +222,13 @@ def _chunks(size: int) -> Iterator[tuple[int, int]]:
         piece //= 2
 
 
-ALL: tuple[Pass[Program], ...] = (
-    Pass("dtypes", dtypes, 1),
-    Pass("scalars", scalars, 2),
+NUMBERS: tuple[Pass[Program], ...] = (
     Pass("whole arrays", whole_arrays, 2),
     Pass("elements", elements, 2),
     Pass("single elements", single_elements, 3),
+)
+ALL: tuple[Pass[Program], ...] = (
+    Pass("dtypes", dtypes, 1),
+    Pass("scalars", scalars, 2),
+    *NUMBERS,
 )

@@ -60,7 +60,7 @@ class Shrinker:
         say(f"making it smaller: {words(case)}")
         evaluations(case)  # raises what is wrong with it
         task = Task(
-            passes=passes.ALL,
+            passes=passes.of(case),
             measure=smaller.measure,
             key=smaller.key,
             judge=findings,
