@@ -97,12 +97,14 @@ def rules_of_lock(policy: Mapping[str, Any], allow: Iterable[str] = ()) -> List[
         if stack_rules.named_by(name, allowed):
             continue
         variable = name.startswith(ENV)
-        value = None if isinstance(tagged, dict) else tagged
-        _check_locked(name, value)
+        found = [None if isinstance(each, dict) else each for each in values_in(name, tagged)]
+        for each in found:
+            _check_locked(name, each)
+        value = found[0]
         rule = {
             "name": name[len(ENV) :] if variable else name,
             "kind": "variable" if variable else "switch",
-            "accept": [] if value is None else [value],
+            "accept": [each for each in found if each is not None],
             "default": value,
             "keep": False,
             "given_by": "",
@@ -111,6 +113,16 @@ def rules_of_lock(policy: Mapping[str, Any], allow: Iterable[str] = ()) -> List[
         }
         rules.append(rule)
     return rules
+
+
+def values_in(name: str, tagged: Any) -> List[Any]:
+    """Return the values of a rule in `[policy]`, the one to set first.
+
+    Of a variable there are several where the processes of the recording had several.
+    """
+    if name.startswith(ENV) and isinstance(tagged, list) and tagged:
+        return tagged
+    return [tagged]
 
 
 def _check_locked(name: str, value: Any) -> None:
@@ -169,7 +181,7 @@ def _refused_text(held: _Held, rule: Rule) -> str:
     found = "%s=%s" % (rule["name"], policy_rules.shown(_value(rule)))
     if held.judging:
         return "%s: accepted is %s: %s" % (found, policy_rules.expected(rule), rule["reason"])
-    locked = policy_rules.shown(rule["default"])
+    locked = policy_rules.expected(rule) if rule["accept"] else policy_rules.shown(None)
     return "%s: the lock was recorded with %s" % (found, locked)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pinner.inside.policy import CHOOSER, LATER
+from pinner.inside.policy import CHOOSER, ENV, LATER, values_in
 from pinner.inside.stack_rules import SEPARATOR
 from pinner.inside.values import Encoded, canonical, readable
 
@@ -87,7 +87,7 @@ class SeenSettings:
             if len(values) > 1:
                 conflicts.append(SettingConflict(chooser, name, values))
             if held == "set":
-                policy[f"{chooser}.{name}"] = values[0][0]
+                policy[f"{chooser}.{name}"] = _switch_value(chooser, name, values)
                 continue
             kept: Held = held  # type: ignore[assignment]  # "set" has gone
             value = values[0][0] if kept == "forced" else _combined(values)
@@ -145,6 +145,17 @@ def _combined(values: Sequence[tuple[Encoded, tuple[str, ...]]]) -> Encoded:
     return SEPARATOR.join(sorted(readable(value) for value, _ in values))
 
 
+def _switch_value(
+    chooser: str, name: str, values: Sequence[tuple[Encoded, tuple[str, ...]]]
+) -> Encoded:
+    """The value of the first process; of a variable under a profile all, as programs give their
+    children other ones."""
+    first, *others = [value for value, _ in values]
+    if chooser != CHOOSER or not name.startswith(ENV) or not others:
+        return first
+    return [first, *sorted(others, key=canonical)]
+
+
 def _row(
     record: SettingRecord, locked: Setting | None, policy: Values, names: tuple[str, ...]
 ) -> Row:
@@ -180,7 +191,8 @@ def _switched(record: SettingRecord, policy: Values) -> tuple[State, Encoded | N
         return "differs", None, text
     if name not in policy:
         return "new", None, "this pinner sets it, the lock was recorded without it"
-    if canonical(policy[name]) == canonical(record.value):
+    locked = values_in(record.name, policy[name]) if record.chooser == CHOOSER else [policy[name]]
+    if canonical(record.value) in map(canonical, locked):
         return "held", policy[name], ""
     here = "here it is" if record.chooser == CHOOSER else "this pinner sets"
     text = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from pinner.inside import policy as inside
 from pinner.inside.faults import PinnerError
-from pinner.inside.policy_rules import accepts, shown
+from pinner.inside.policy_rules import accepts, expected, shown
 from pinner.inside.values import Encoded
 from pinner.lockfile.errors import LockError
 
@@ -145,7 +145,7 @@ def differing(policy: Values, environ: Mapping[str, str], allow: Sequence[str]) 
         if rule["kind"] == "variable" and not accepts(rule, value):
             found.append(
                 f"{rule['name']}={shown(value)}: the lock was recorded under the profile "
-                f"{profile_of(policy)} with {rule['name']} {_set_to(rule['default'])}; "
+                f"{profile_of(policy)} with {rule['name']} {_set_to(rule)}; "
                 "unset it, or record again"
             )
     return tuple(found)
@@ -163,5 +163,5 @@ def late(policy: Values, environ: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _set_to(value: Any) -> str:
-    return "not set" if value is None else f"= {shown(value)}"
+def _set_to(rule: Mapping[str, Any]) -> str:
+    return f"= {expected(rule)}" if rule["accept"] else "not set"

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from pinner import shipped
 from pinner.inside import policy as inside
 from pinner.inside.policy_switches import SWITCHES
+from pinner.launch.coverage import cover
 from pinner.lockfile.errors import LockError
+from pinner.lockfile.merge import merge_ledgers
 from pinner.policy import apply, profiles
 from pinner.policy.profiles import Judged, Profile, ProfileError, judge, load
 from pinner.policy.rules import READ, ROLES, Rule
+from tests import locks
 
 SHIPPED = ("deterministic", "megatron", "miles", "none", "vllm-batch-invariant")
 RULES = [(name, rule) for name in SHIPPED for rule in load(name).rules]
@@ -487,6 +490,32 @@ class TestInALock:
             assert sorted(text.split("=")[0] for text in found) == wrong
         allow = ["env:CUBLAS_*"]
         assert not apply.differing(policy, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, allow)
+
+    def test_processes_of_one_run_may_have_several_values_of_a_variable(self) -> None:
+        """The first rank's is the one to set; all are accepted; a switch has one value."""
+        name, switch = "env:NCCL_ALGO", "torch.backends.cudnn.benchmark"
+        own = {"chooser": "profile", "held": "set"}
+        ledgers = [
+            locks.ledger(
+                locks.setting_line(name, value=algorithm, **own),
+                locks.setting_line(switch, value=rank == 2, **own),
+                rank=rank,
+            )
+            for rank, algorithm in enumerate(("Ring", "allreduce:tree", "Ring"))
+        ]
+        policy = merge_ledgers(ledgers).policy
+        assert policy[f"profile.{name}"] == ["Ring", "allreduce:tree"]
+        assert policy[f"profile.{switch}"] is False
+        assert apply.variables_of(policy)["NCCL_ALGO"] == "Ring"
+        for value, refused in (("Ring", 0), ("allreduce:tree", 0), ("Tree", 1)):
+            assert len(apply.differing(policy, {"NCCL_ALGO": value}, ())) == refused
+        rows = cover(locks.lock(policy=policy), ledgers).settings
+        assert {(row.name, row.state, row.processes) for row in rows} == {
+            (name, "held", ("rank 0", "rank 2")),
+            (name, "held", ("rank 1",)),
+            (switch, "held", ("rank 0", "rank 1")),
+            (switch, "differs", ("rank 2",)),
+        }
 
     def test_what_is_read_when_a_process_starts_cannot_come_later(self) -> None:
         policy = locked("deterministic", {})
