@@ -107,12 +107,12 @@ def _imported(nodes: Iterable[ast.AST]) -> set[str]:
 def _foreign(path: Path) -> set[str]:
     """What a file of `inside` imports that is neither the standard library nor itself.
 
-    A function may import the library that it was called for, once that is loaded: torch and
+    A function may import the library that it was called for, once that is loaded: torch, numpy and
     triton in the rooms that know them, and the package under its bound name at the start.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     parts = path.relative_to(INSIDE).parts
-    lazily = {"torch", "triton"} if parts[0] in ("choosers", "evidence") else set()
+    lazily = {"torch", "triton", "numpy"} if parts[0] in ("choosers", "evidence") else set()
     if parts[0] == "inject":
         lazily = {"pinner"}
     outside = _imported(ast.walk(tree)) - set(sys.stdlib_module_names)
