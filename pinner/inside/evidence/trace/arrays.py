@@ -400,7 +400,7 @@ class _Owners:
     """A number for each piece of memory: for the array that others are views of."""
 
     def __init__(self, array: type) -> None:
-        self._array = array
+        self._array: Any = array
         self._numbers: Dict[int, Tuple[int, Any]] = {}
         self._next = 0
 
