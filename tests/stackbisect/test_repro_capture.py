@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,18 @@ print(squash(x).sum())
 
 OF_A_LIBRARY = START + "import smalllib\nprint(smalllib.squash(x[:, 1:]).sum())\n"
 
-WITH_HISTORY = START + "import smalllib\nsmalllib.remember(x)\nprint(smalllib.recall(x).sum())\n"
+REMEMBERED = START + "import smalllib\nsmalllib.remember(x)\nprint(smalllib.recall(x + 1).sum())\n"
+
+REMEMBERED_LONG_AGO = (
+    START
+    + """
+import smalllib
+smalllib.remember(x)
+for _ in range(20):
+    x = x * 1
+print(smalllib.recall(x).sum())
+"""
+)
 
 CORRUPTED = (
     """
@@ -244,11 +256,21 @@ def test_an_operation_of_the_commands_own_is_refused_with_the_reason(rig: Rig) -
     assert "mine.squash.default is registered by the command's own script" in outcome.text
 
 
+def test_a_call_that_needs_those_before_it_has_them(rig: Rig) -> None:
+    outcome = rig.extract("remembered", REMEMBERED)
+    assert outcome.exit == extract.EXTRACTED, outcome.text
+    assert form.read(rig.folder / "remembered").finding.operation == "smalllib.recall.default"
+    text = (rig.folder / "remembered" / form.SCRIPT).read_text()
+    called = re.findall(r"torch\.ops\.(\S+)\(", text)
+    assert called == ["smalllib.remember.default", "aten.add.Tensor", "smalllib.recall.default"]
+    assert "calls before it" in (rig.folder / "remembered" / form.TEXT).read_text()
+
+
 @pytest.mark.parametrize("plant", ["history", "corrupted"])
 def test_a_call_that_alone_gives_other_bits_than_in_the_command_is_refused(
     plant: str, rig: Rig
 ) -> None:
-    outcome = rig.extract(plant, {"history": WITH_HISTORY, "corrupted": CORRUPTED}[plant])
+    outcome = rig.extract(plant, {"history": REMEMBERED_LONG_AGO, "corrupted": CORRUPTED}[plant])
     assert outcome.exit == extract.NO_REPRO
     assert "the call alone gives other bits for out than inside of the command" in outcome.text
     assert not (rig.folder / plant).exists()

@@ -452,3 +452,54 @@ def test_a_corrupted_byte_is_seen_in_what_the_call_gives(tmp_path: Path) -> None
     planted = found.program.with_inputs(input=replace(one, data=bytes(data)))
     repro = loaded(planted, tmp_path / "repro")
     assert repro["digest"](repro["outputs"]()["out"]) != found.expected["out"]
+
+
+# -- operations before it --------------------------------------------------------------------------
+
+
+def steps_before(folder: Path, run: Make, name: str, count: int, **more: Any) -> Made | NoCase:
+    """The program of a call and `count` operations before it."""
+    found = captured(folder, name, run, before=8, **more)
+    assert isinstance(found, Captured), found
+    return read_torch.window(found, count)
+
+
+def chain() -> None:
+    x = numbers(4, 6)
+    y = x.t()[1:]
+    y.mul_(2.0)
+    parts = torch.split(y, 2)
+    z = torch.cat([parts[0], x.t()[:2]]) @ x
+    torch.add(z, z.conj(), alpha=2)
+
+
+CHAIN = ["t", "slice", "mul_", "split", "t", "slice", "cat", "mm", "add"]
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_operations_before_a_call_feed_it(count: int, tmp_path: Path) -> None:
+    with Given("aten.add.Tensor") as program:
+        chain()
+    found = steps_before(tmp_path, chain, "aten.add.Tensor", count)
+    assert isinstance(found, Made), found
+    targets = [step.target.split(".")[1] for step in found.program.steps]
+    assert targets == CHAIN[-1 - count :]
+    repro = loaded(found.program, tmp_path / "repro")
+    with Given("aten.add.Tensor") as alone:
+        outputs = repro["outputs"]()
+    assert alone.seen == program.seen
+    assert {name: repro["digest"](each) for name, each in outputs.items()} == found.expected
+
+
+def test_what_draws_begins_the_operations_before_a_call_anew(tmp_path: Path) -> None:
+    def run() -> None:
+        x = numbers(4).sin() + torch.rand(4)
+        (x * 2).exp()
+
+    found = steps_before(tmp_path, run, "aten.exp.default", 8)
+    assert isinstance(found, Made), found
+    assert [step.target for step in found.program.steps] == [
+        "aten.add.Tensor",
+        "aten.mul.Tensor",
+        "aten.exp.default",
+    ]

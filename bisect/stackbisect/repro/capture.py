@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stackbisect.repro import captured as reading
 from stackbisect.repro import form
-from stackbisect.repro.calls import Program, Value
+from stackbisect.repro.calls import Program
 from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import Case, NoCase
 from stackbisect.repro.locate import Site
@@ -23,6 +23,8 @@ from stackbisect.repro.render_torch import ENVIRON
 from stackbisect.repro.stacks import Stack
 
 _RUN = ("python", form.SCRIPT)
+# How many operations before a call are taken along where it gives other bits alone.
+_WINDOWS = (1, 2, 4, 8, 16)
 # Who makes a program of a captured call, by its form: `program(captured, asked)`.
 _READERS = {
     "torch": "read_torch",
@@ -54,10 +56,14 @@ class Asked:
     place: Path
     time_limit: float | None
 
-    def captured(self, stack: Stack) -> Captured | NoCase:
-        """The call as it comes in a stack; runs the command there. Raises InfrastructureError."""
-        fields = {"level": self.site.level, "capture": self.site.to_json()}
-        place = self.place / stack.name
+    def captured(self, stack: Stack, before: int = 0) -> Captured | NoCase:
+        """The call as it comes in a stack; runs the command there. Raises InfrastructureError.
+
+        before: so many operations that come right before it are captured too, at most.
+        """
+        site = {**self.site.to_json(), "before": before}
+        fields = {"level": self.site.level, "capture": site}
+        place = self.place / f"{stack.name}-{before}"
         watched = stack.watch(self.argv, place, fields, time_limit=self.time_limit)
         if watched.failure:
             return NoCase(f"when it was to be captured, {watched.failure}")
@@ -87,8 +93,13 @@ def capture(
     made: Made | NoCase = reader.program(found, asked)
     if isinstance(made, NoCase):
         return made
-    program = replace(made.program, settings=_shared(made.program.settings, asked))
-    return _alone(replace(made, program=program), asked)
+    made = _as_both_have_it(made, asked)
+    why = _other_bits(made, asked)
+    if why is None:
+        return made.program
+    longer = getattr(reader, "window", None)
+    after_others = _window(longer, asked) if longer is not None and why.apart else None
+    return after_others or NoCase(why.text)
 
 
 def never(site: Site) -> NoCase | None:
@@ -115,14 +126,16 @@ def never(site: Site) -> NoCase | None:
     return None
 
 
-def _shared(settings: Mapping[str, Value], asked: Asked) -> dict[str, Value]:
-    """The settings without variables that make the two stacks what they are."""
+def _as_both_have_it(made: Made, asked: Asked) -> Made:
+    """The program without variables that make the two stacks what they are."""
+    settings = made.program.settings
     names = [name[len(ENVIRON) :] for name in settings if name.startswith(ENVIRON)]
     if not names:
-        return dict(settings)
+        return made
     first, second = (_variables(each, names, asked) for each in (asked.stack, asked.other))
     apart = {ENVIRON + name for name in names if first.get(name) != second.get(name)}
-    return {name: value for name, value in settings.items() if name not in apart}
+    kept = {name: value for name, value in settings.items() if name not in apart}
+    return replace(made, program=replace(made.program, settings=kept))
 
 
 def _variables(stack: Stack, names: Sequence[str], asked: Asked) -> Mapping[str, str]:
@@ -133,22 +146,55 @@ def _variables(stack: Stack, names: Sequence[str], asked: Asked) -> Mapping[str,
     return found
 
 
-def _alone(made: Made, asked: Asked) -> Case | NoCase:
-    """The program, if it gives in the good stack what the call gave there."""
+@dataclass(frozen=True)
+class _Refused:
+    """Why a program does not stand for the call. apart: it runs, and gives other bits."""
+
+    text: str
+    apart: bool = False
+
+
+def _other_bits(made: Made, asked: Asked) -> _Refused | None:
+    """Why a program gives other bits in the good stack than the call gave there."""
     if not made.expected:
-        return made.program
+        return None
+    name = asked.stack.name
     ran = asked.stack.run(made.program.files(), _RUN, time_limit=asked.time_limit)
     if ran.failure:
-        return NoCase(f"the call alone fails in the {asked.stack.name} stack: {ran.failure}")
+        return _Refused(f"the call alone fails in the {name} stack: {ran.failure}")
     try:
         printed = form.printed(ran.stdout)
     except form.FormError as error:
-        return NoCase(f"the call alone in the {asked.stack.name} stack: {error}")
+        return _Refused(f"the call alone in the {name} stack: {error}")
     apart = sorted(n for n, digest in made.expected.items() if printed.get(n) != digest)
     if not apart:
-        return made.program
-    return NoCase(
+        return None
+    return _Refused(
         f"the call alone gives other bits for {', '.join(apart)} than inside of the command, in "
-        f"the same {asked.stack.name} stack: it takes something that is not among its arguments "
-        "(what ran before it, a setting of a library, memory that nobody wrote)"
+        f"the same {name} stack: it takes something that is not among its arguments (what ran "
+        "before it, a setting of a library, memory that nobody wrote)",
+        apart=True,
     )
+
+
+def _window(longer: Callable[[Captured, int], Made | NoCase], asked: Asked) -> Program | None:
+    """The call after as few of the operations before it as it takes to give its bits."""
+    found = asked.captured(asked.stack, _WINDOWS[-1])
+    if isinstance(found, NoCase):
+        return None
+    for count in _WINDOWS:
+        if count >= 2 * len(found.before):  # as many as there are were tried
+            return None
+        made = longer(found, count)
+        if isinstance(made, NoCase):
+            continue
+        made = _as_both_have_it(made, asked)
+        if _other_bits(made, asked) is None:
+            return replace(made.program, notes=(*made.program.notes, _HISTORY))
+    return None
+
+
+_HISTORY = (
+    "Alone the call gives other bits than it did in the program: it takes something that is not "
+    "among its arguments. So the calls before it, which make the difference, are made here too."
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ FOLDER = inside.FOLDER
 
 @dataclass(frozen=True)
 class Captured:
-    """One call. form: which reader understands `call`. tensors: rows of the table; see `arrays`."""
+    """One call. form: which reader understands `call`. tensors: rows of the table; see `arrays`.
+
+    before: calls that came right before it.
+    """
 
     form: str
     name: str
@@ -37,6 +40,7 @@ class Captured:
     environ: Mapping[str, str]
     generators: tuple[bytes, ...]
     table: Mapping[str, Any]
+    before: tuple[Captured, ...] = ()
 
     def arrays(self, names: Mapping[int, str]) -> dict[str, Array]:
         """The tensors by the names that `names` gives their numbers; sharers after their owner.
@@ -114,20 +118,34 @@ def read(session: Path, name: str) -> Captured | NoCase:
         return NoCase(f"its call was captured by another version of pinner ({table['version']})")
     if "why" in table:
         return NoCase(f"the call cannot be captured: {table['why']}")
+    try:
+        before = tuple(_part(found[0], table, each) for each in table.get("before", ()))
+        return replace(_part(found[0], table, table), before=before)
+    except _Damaged as damaged:
+        return NoCase(f"what was captured of {name} is damaged: {damaged}; run it again")
+
+
+class _Damaged(Exception):
+    """A file is not what was written."""
+
+
+def _part(folder: Path, table: Mapping[str, Any], part: Mapping[str, Any]) -> Captured:
+    """One call of a folder: the one that was asked for, or one before it."""
     pieces = []
-    for number, digest in enumerate(table["pieces"]):
-        data = (found[0] / f"{number}.bin").read_bytes()
+    for number, digest in enumerate(part["pieces"], start=part.get("first", 0)):
+        name = f"{number}.bin"
+        data = (folder / name).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
-            return NoCase(f"what was captured of {name} is damaged: {number}.bin; run it again")
+            raise _Damaged(name)
         pieces.append(data)
     return Captured(
         form=table["form"],
-        name=table["name"],
-        call=table["call"],
-        tensors=tuple(table["tensors"]),
+        name=part["call"].get("function", table["name"]),
+        call=part["call"],
+        tensors=tuple(part["tensors"]),
         pieces=tuple(pieces),
         settings=table.get("settings", {}),
         environ=table.get("environ", {}),
-        generators=tuple(map(bytes.fromhex, table["generators"])),
+        generators=tuple(map(bytes.fromhex, part["generators"])),
         table=table,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stackbisect.repro.calls import ITEMSIZE, Array, Named, Program, Ref, Step, Value
@@ -15,35 +15,118 @@ from stackbisect.repro.render_torch import ENVIRON, identifier
 
 def program(captured: Captured, asked: Asked | None = None) -> Made | NoCase:
     """What is to be called alone. Pure."""
-    call = captured.call
+    return _made((captured,))
+
+
+def window(captured: Captured, count: int) -> Made | NoCase:
+    """The call after the `count` operations that came right before it. Pure."""
+    first = max(0, len(captured.before) - count)
+    return _made((*captured.before[first:], captured))
+
+
+def _made(calls: Sequence[Captured]) -> Made | NoCase:
+    refused = next(filter(None, map(_unknown_dtype, calls)), None)
+    if refused is not None:
+        return refused
+    origins = [_origin(each) for each in calls]
+    brought: list[tuple[str, ...]] = []
+    for origin in origins:
+        if isinstance(origin, NoCase):
+            return origin
+        brought.append(origin)
+    steps = _Steps()
+    try:
+        for at, each in enumerate(calls):
+            steps.add(each, "out" if each is calls[-1] else f"made{at + 1}")
+    except _Shared as shared:
+        return NoCase(str(shared))
+    last = calls[-1]
+    expected = {name: digest for name, digest in steps.expected.items() if digest is not None}
+    if not expected:
+        return NoCase(f"{last.name} gives no tensor whose bits can be read")
+    found = Program(
+        kind="custom" if brought[-1] else "aten",
+        operation=last.name,
+        inputs=steps.inputs,
+        steps=tuple(steps.steps),
+        outputs=tuple(expected),
+        settings=settings(last),
+        needs=("torch", *dict.fromkeys(each[0] for each in brought if each)),
+        imports=tuple(dict.fromkeys(each[1] for each in brought if each)),
+        gpu=any(_gpu(each, each.call) for each in calls),
+        **_random(last, last.call),
+    )
+    return Made(found, expected)
+
+
+def _unknown_dtype(captured: Captured) -> NoCase | None:
     for row in captured.tensors:
         if row["dtype"] not in ITEMSIZE:
             return NoCase(
                 f"its argument {row['name']} is of a dtype that is not known: {row['dtype']}"
             )
-    origin = _origin(captured)
-    if isinstance(origin, NoCase):
-        return origin
-    names = _names(captured)
-    refs_of: dict[int, Value] = {number: Ref(name) for number, name in names.items()}
-    steps = list(_lazily(captured, names, refs_of))
-    step, expected = _step(captured, names, refs_of)
-    outputs = {name: digest for name, digest in expected.items() if digest is not None}
-    if not outputs:
-        return NoCase(f"{captured.name} gives no tensor whose bits can be read")
-    found = Program(
-        kind="custom" if origin else "aten",
-        operation=captured.name,
-        inputs=_without_leftovers(captured, names),
-        steps=(*steps, step),
-        outputs=tuple(outputs),
-        settings=settings(captured),
-        needs=("torch", *origin[:1]),
-        imports=origin[1:],
-        gpu=_gpu(captured, call),
-        **_random(captured, call),
-    )
-    return Made(found, outputs)
+    return None
+
+
+class _Shared(Exception):
+    """Memory that an operation gets is in part what another one made."""
+
+
+@dataclass
+class _Steps:
+    """Calls, one after the other, on their way to a program.
+
+    known: the variable of each tensor that was made or given before, by its number among all.
+    expected: outputs of the last call.
+    """
+
+    inputs: dict[str, Array] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    known: dict[int, Ref] = field(default_factory=dict)
+    expected: dict[str, str | None] = field(default_factory=dict)
+
+    def add(self, captured: Captured, results: str) -> None:
+        """One call; what it gives is named `results`, or that and a number. Raises _Shared."""
+        objects = captured.call["objects"]
+        made = captured.call["made"]
+        names = self._names(captured, results)
+        arrays = _without_leftovers(captured, names)
+        for number, name in names.items():
+            if objects[number] in self.known:
+                arrays.pop(name, None)
+        for one in arrays.values():
+            if one.alias and one.alias not in arrays:
+                raise _Shared("it gets memory that is in part what came before it made")
+        refs_of = {
+            number: self.known.get(objects[number], Ref(name)) for number, name in names.items()
+        }
+        self.inputs.update(arrays)
+        new = {number: name for number, name in names.items() if name in arrays}
+        self.steps += _lazily(captured, new, refs_of)
+        self.known.update((objects[number], refs_of[number]) for number in new)
+        step, self.expected = _step(captured, names, refs_of, results)
+        self.steps.append(step)
+        for number, name in zip(made, step.results, strict=True):
+            if name:
+                self.known[number] = Ref(name)
+
+    def _names(self, captured: Captured, results: str) -> dict[int, str]:
+        """A variable for each tensor that the call gets, by its number in it."""
+        own = {name for name, _ in _results(captured, results) if name}
+        before = {name for step in self.steps for name in step.results} | set(self.inputs)
+        taken = own | before | {"out"}
+        found = {}
+        for row in captured.tensors:
+            known = self.known.get(captured.call["objects"][row["number"]])
+            name = row["name"]
+            if known is not None:
+                found[row["number"]] = known.name
+                continue
+            # An argument `out` is written over, and is the output of that name.
+            only = name == "out" and not own and "out" not in before
+            found[row["number"]] = name if only else identifier(name, taken)
+            taken.add(found[row["number"]])
+        return found
 
 
 def _without_leftovers(captured: Captured, names: Mapping[int, str]) -> dict[str, Array]:
@@ -98,31 +181,22 @@ def _origin(captured: Captured) -> tuple[str, ...] | NoCase:
     return distribution, module
 
 
-def _names(captured: Captured) -> dict[int, str]:
-    """A variable for each tensor, by its number."""
-    results = {name for name, _ in _results(captured)}
-    taken: set[str] = {name for name in results if name} | {"out"}
-    found = {}
-    for row in captured.tensors:
-        name = row["name"]
-        # An argument `out` is written over, and is the output of that name.
-        only = name == "out" and not any(results)
-        found[row["number"]] = name if only else identifier(name, taken)
-        taken.add(found[row["number"]])
-    return found
-
-
-def _results(captured: Captured) -> Iterator[tuple[str, Any]]:
+def _results(captured: Captured, prefix: str) -> Iterator[tuple[str, Any]]:
     """A name for each result, "" for what is no tensor or an argument, and what is known of it."""
     results = captured.call["results"]
     for at, each in enumerate(results):
         named = each is not None and "digest" in each
-        yield (f"out{at}" if len(results) > 1 else "out") if named else "", each
+        yield (f"{prefix}{at}" if len(results) > 1 else prefix) if named else "", each
 
 
-def _lazily(captured: Captured, names: dict[int, str], refs_of: dict[int, Value]) -> Iterator[Step]:
-    """Steps that make a tensor a conjugate or a negative of its memory, as torch does it late."""
+def _lazily(captured: Captured, names: dict[int, str], refs_of: dict[int, Ref]) -> Iterator[Step]:
+    """Steps that make a tensor a conjugate or a negative of its memory, as torch does it late.
+
+    names: of the tensors that lie in memory of the program's own.
+    """
     for row in captured.tensors:
+        if row["number"] not in names:
+            continue
         for mark, target in (
             ("conjugated", "aten._conj.default"),
             ("negated", "aten._neg_view.default"),
@@ -136,14 +210,14 @@ def _lazily(captured: Captured, names: dict[int, str], refs_of: dict[int, Value]
 
 
 def _step(
-    captured: Captured, names: Mapping[int, str], refs_of: Mapping[int, Value]
+    captured: Captured, names: Mapping[int, str], refs_of: Mapping[int, Ref], prefix: str
 ) -> tuple[Step, dict[str, str | None]]:
     call = captured.call
 
     def value(packed: Any) -> Value:
         return captured.value(packed, lambda number: refs_of[number])
 
-    results = list(_results(captured))
+    results = list(_results(captured, prefix))
     step = Step(
         target=call["function"],
         args=tuple(map(value, call["args"])),

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ... import faults, ledger
@@ -20,7 +21,7 @@ from ...faults import EvidenceError
 from .. import digest
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
     from .recorder import Recorder
 
@@ -40,7 +41,8 @@ class Awaited:
     """The event whose call is captured: the `capture` of the session's trace.
 
     kind, name, nth, module, phase, step, rank: as the trace has them. random: the state of the
-    generator of random numbers is written, too. folder: of the session.
+    generator of random numbers is written, too. before: how many operations of the same place that
+    come right before it are written with it, at most. folder: of the session.
     """
 
     def __init__(self, fields: Dict[str, Any], folder: str) -> None:
@@ -51,7 +53,20 @@ class Awaited:
         self.step: int = fields["step"]
         self.rank: Optional[int] = fields["rank"]
         self.random: bool = fields.get("random", False)
+        self.before: Deque[Any] = deque(maxlen=fields.get("before", 0))
         self.folder = os.path.join(folder, FOLDER)
+        self.came = False
+
+    def operation(self, recorder: Recorder, name: str, place: Tuple[str, str]) -> Optional[Capture]:
+        """As `begin`; also what captures an operation that comes before the one."""
+        found = self.begin(recorder, "op", name, place)
+        if found is not None:
+            self.came = True
+            return found
+        here = place == self.place and recorder.step == self.step
+        if self.before.maxlen and here and not self.came:
+            return Capture(self, recorder.torch, target=False)
+        return None
 
     def begin(
         self, recorder: Recorder, kind: str, name: str, place: Tuple[str, str]
@@ -72,16 +87,17 @@ class Awaited:
 class Capture:
     """One call on its way into a folder: `take` and `value` for what it gets, `read`, `write`."""
 
-    def __init__(self, awaited: Awaited, torch: Any) -> None:
+    def __init__(self, awaited: Awaited, torch: Any, *, target: bool = True) -> None:
         self.awaited = awaited
         self.torch = torch
+        self.target = target
+        self.why = ""
         self._tensors: List[Tuple[str, Any]] = []
         self._numbers: Dict[int, int] = {}
         self._generators: List[bytes] = []
         self._table: List[Dict[str, Any]] = []
         self._pieces: List[bytes] = []
         self._base: Dict[str, Any] = {}
-        self._why = ""
 
     # -- before the call --------------------------------------------------------------------------
 
@@ -90,7 +106,12 @@ class Capture:
         try:
             look()
         except NotCaptured as error:
-            self._why = self._why or str(error)
+            self.why = self.why or str(error)
+
+    @property
+    def tensors(self) -> List[Any]:
+        """What was taken, by number."""
+        return [tensor for _, tensor in self._tensors]
 
     def take(self, name: str, tensor: Any) -> int:
         """The number of a tensor in the table; one that comes twice has one. Raises NotCaptured."""
@@ -171,8 +192,13 @@ class Capture:
 
     # -- after the call ---------------------------------------------------------------------------
 
-    def write(self, form: str, call: Dict[str, Any]) -> None:
-        """Write the folder. form: which reader understands `call` ("torch", "triton", …)."""
+    def write(
+        self, form: str, call: Dict[str, Any], before: Sequence[Tuple[Capture, Any]] = ()
+    ) -> None:
+        """Write the folder. form: which reader understands `call` ("torch", "triton", …).
+
+        before: calls that came before it, with what captured them.
+        """
         awaited = self.awaited
         table: Dict[str, Any] = {
             "version": VERSION,
@@ -181,15 +207,25 @@ class Capture:
             "torch": str(self.torch.__version__),
         }
         files: Dict[str, bytes] = {}
-        if self._why:
-            table["why"] = self._why
+        if self.why:
+            table["why"] = self.why
         else:
-            table.update(self._base, form=form, call=call, tensors=self._table)
-            table["generators"] = [state.hex() for state in self._generators]
-            table["pieces"] = [hashlib.sha256(piece).hexdigest() for piece in self._pieces]
-            files = {"%d.bin" % at: piece for at, piece in enumerate(self._pieces)}
+            table.update(self._base, form=form, **self._part(call, files))
+            table["before"] = [each._part(its, files) for each, its in before]
         files[TABLE] = json.dumps(table).encode("ascii")
         write_folder(awaited.folder, files)
+
+    def _part(self, call: Dict[str, Any], files: Dict[str, bytes]) -> Dict[str, Any]:
+        """One call as JSON; its pieces become files."""
+        first = len(files)
+        files.update(("%d.bin" % at, piece) for at, piece in enumerate(self._pieces, start=first))
+        return {
+            "call": call,
+            "tensors": self._table,
+            "generators": [state.hex() for state in self._generators],
+            "pieces": [hashlib.sha256(piece).hexdigest() for piece in self._pieces],
+            "first": first,
+        }
 
 
 def digest_of(tensor: Any) -> Optional[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .capture import NotCaptured, digest_of
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Sequence, Tuple
 
     from .capture import Capture
     from .operations import Facts
@@ -25,6 +25,7 @@ OWN = frozenset(
         *("mkldnn_prepacked", "onednn", "sparse", "xnnpack", "inductor", "rngprims", "symm_mem"),
     )
 )
+_DRAWS = "nondeterministic_seeded"
 _REGISTERED = re.compile(r"^debug: registered at (.+):\d+$", re.MULTILINE)
 
 
@@ -38,9 +39,13 @@ class Operation:
         self.recorder = recorder
         self.call: Dict[str, Any] = {"function": facts.name}
         self.written: List[Any] = []
+        self.made: List[Any] = []
         capture.guarded(lambda: self._look(function, *given))
 
     def _look(self, function: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        draws = any(str(tag).endswith(_DRAWS) for tag in function.tags)
+        if draws and not self.capture.target:
+            raise NotCaptured("it draws random numbers")
         schema = function._schema
         names = [argument.name for argument in schema.arguments]
         capture, call = self.capture, self.call
@@ -75,8 +80,17 @@ class Operation:
 
     def done(self, result: Any) -> None:
         """The call gave this: digests of what it made and wrote over, and all is written down."""
-        self.capture.guarded(lambda: self._look_after(result))
-        self.capture.write("torch", self.call)
+        capture = self.capture
+        before = capture.awaited.before
+        capture.guarded(lambda: self._look_after(result))
+        if capture.target:
+            _link([*before, self])
+            capture.write("torch", self.call, [(each.capture, each.call) for each in before])
+            before.clear()
+        elif capture.why:  # what comes after it cannot be made without it
+            before.clear()
+        else:
+            before.append(self)
 
     def _look_after(self, result: Any) -> None:
         tensor = self.capture.torch.Tensor
@@ -84,6 +98,7 @@ class Operation:
         results = [] if result is None else [result] if single else list(result)
         if any(isinstance(each, (list, tuple)) for each in results):
             raise NotCaptured("it gives lists of tensors inside of a tuple")
+        self.made = results
         self.call["single"] = single
         self.call["results"] = [self._made(each, tensor) for each in results]
         self.call["digests"] = [digest_of(each) for each in self.written]
@@ -96,6 +111,16 @@ class Operation:
             if each is value:
                 return {"is": self.capture.take("", each)}
         return {"digest": digest_of(value)}
+
+
+def _link(operations: Sequence[Operation]) -> None:
+    """Number tensors, so that one that an operation made is known where another one gets it."""
+    numbers: Dict[int, int] = {}
+    for each in operations:
+        each.call["objects"] = [
+            numbers.setdefault(id(t), len(numbers)) for t in each.capture.tensors
+        ]
+        each.call["made"] = [numbers.setdefault(id(made), len(numbers)) for made in each.made]
 
 
 # -- who registers an operation --------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _mode_class(torch: ModuleType) -> Any:
             try:
                 passing.before()
                 if recorder.awaited is not None:
-                    captured = recorder.awaited.begin(recorder, "op", facts.name, place)
+                    captured = recorder.awaited.operation(recorder, facts.name, place)
                 if captured is not None:
                     operation = Operation(captured, recorder, facts, function, (args, kwargs))
             finally:
