@@ -131,6 +131,21 @@ def test_on_a_gpu_one_process_goes_on_until_one_fails(stacks: list[Noting]) -> N
     assert [isinstance(look, Failed) for look in looks] == [0, 0, 1, 0, 1, 0]
 
 
+def test_the_first_case_sets_how_long_the_others_may_take(
+    stacks: list[Noting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(try_many, "HANGS_S", 1.0)
+    short = Path(try_many.__file__).read_text().replace("HANGS_S = 10.0", "HANGS_S = 1.0")
+    (tmp_path / "shorter.py").write_text(short)
+    monkeypatch.setattr(try_many, "__file__", str(tmp_path / "shorter.py"))
+    judge = Judge(*stacks)
+    slow = f"import time; time.sleep(0.25); {DIFFERS}"
+    found = judge.findings([case(slow), case("import time; time.sleep(600)"), case(DIFFERS)])
+    assert found == [NUMBERS, None, NUMBERS]
+    assert judge.limit_s is not None
+    assert judge.limit_s >= 2
+
+
 def test_what_was_not_come_to_failed(stacks: list[Noting]) -> None:
     """The time of the batch is over: what was written until then counts."""
     lines = [DIFFERS, DIFFERS, "import time; time.sleep(600)", DIFFERS]

@@ -7,7 +7,8 @@ the fork. Any Python from 3.8 on.
 
 `plan.json` in the working folder: {"runs": [[files, ...], ...], "limit_s": number or null, "gpu":
 bool, "memory": bytes}, one list of evaluations for each case, one {name: path of a blob} for each
-evaluation. `results.jsonl` gets a line for each case: {"looks": [look, ...]} or {"failed": why}.
+evaluation. `results.jsonl` gets a line for each case: {"looks": [look, ...]} or {"failed": why},
+and the seconds since the first one began. Without a limit that one has none, and sets the others'.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 PLAN, RESULTS = "plan.json", "results.jsonl"
+# What takes twice as long as the first case did, and this, hangs.
+HANGS_S = 10.0
 # glibc's mallopt: memory that is handed out, and given back, is filled with a byte.
 _M_PERTURB = -6
 _BYTES = (0x5A, 0xA5, 0x3C)
@@ -53,7 +56,7 @@ def results(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What the cases look like, in order."""
     jobs = [(case, turn) for case, runs in enumerate(plan["runs"]) for turn in range(len(runs))]
     found: dict[int, dict[str, Any]] = {}
-    told = 0
+    told, started = 0, time.monotonic()
     while told < len(plan["runs"]):
         jobs = [job for job in jobs if "failed" not in found.get(job[0], {})]
         mine = jobs if plan["gpu"] else [job for job in jobs if job[0] == jobs[0][0]]
@@ -65,8 +68,16 @@ def results(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
             elif "looks" in one:
                 one["looks"].append(look)
             while told in found and _complete(found[told], plan["runs"][told]):
+                found[told]["seconds"] = time.monotonic() - started
+                if plan["limit_s"] is None:
+                    plan["limit_s"] = limit(found[told]["seconds"])
                 yield found[told]
                 told += 1
+
+
+def limit(seconds: float) -> float:
+    """What a case may take, where the first one took so long: no smaller one takes longer."""
+    return 2 * seconds + HANGS_S
 
 
 def _complete(result: dict[str, Any], runs: list[Any]) -> bool:
@@ -86,10 +97,10 @@ def _evaluated(
         os.close(reading)
         _child(jobs, plan, writing)
     os.close(writing)
-    limit, rest = plan["limit_s"], b""
+    rest = b""
     try:
         for case, _turn in jobs:
-            line, rest, why = _line(reading, rest, limit)
+            line, rest, why = _line(reading, rest, plan["limit_s"])
             if why:
                 yield case, {"failed": _ended(child) if why == "ended" else why}
                 return
@@ -107,14 +118,14 @@ def _evaluated(
             os.waitpid(child, 0)
 
 
-def _line(reading: int, rest: bytes, limit: float | None) -> tuple[bytes, bytes, str]:
+def _line(reading: int, rest: bytes, seconds: float | None) -> tuple[bytes, bytes, str]:
     """A line of the pipe, what follows it, and why there is none."""
-    deadline = None if limit is None else time.monotonic() + limit
+    deadline = None if seconds is None else time.monotonic() + seconds
     while b"\n" not in rest:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         ready, _, _ = select.select([reading], [], [], left)
         if not ready:
-            return b"", rest, f"it did not end within {limit:g} s"
+            return b"", rest, f"it did not end within {seconds:g} s"
         chunk = os.read(reading, 1 << 16)
         if not chunk:
             return b"", rest, "ended"
