@@ -294,13 +294,14 @@ def test_what_is_no_call_says_what_it_is(kind: str, name: str, said: str) -> Non
 @pytest.mark.skipif(not lanes.soak(), reason="the long form (make soak)")
 def test_the_command_extracts_and_shrinks_in_processes_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWENTY)
+    beside = Path(sys.executable).parent
     done = subprocess.run(
         [
             *(sys.executable, "-m", "stackbisect", "extract", "-o", "found", "--budget", "200"),
             *("--env-good", "ATEN_CPU_CAPABILITY=default", "--env-bad", "ATEN_CPU_CAPABILITY=avx2"),
             *("--", "python", "train.py"),
         ],
-        env=environment(REPO, REPO / "bisect"),
+        env={**environment(REPO, REPO / "bisect"), "PATH": f"{beside}{os.pathsep}{os.defpath}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -75,7 +75,10 @@ class Captured:
             plain: Value = packed
             return plain
         word, *rest = packed
-        inner: Callable[[Any], Value] = lambda each: self.value(each, tensor)  # noqa: E731
+
+        def inner(each: Any) -> Value:
+            return self.value(each, tensor)
+
         if word == "tensor":
             return tensor(rest[0])
         if word == "float":
