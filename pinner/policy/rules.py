@@ -19,6 +19,7 @@ OnConflict = Literal["refuse", "keep"]
 Read = Literal[
     "process start",
     "torch import",
+    "device start",
     "first matmul",
     "first attention",
     "process-group init",
