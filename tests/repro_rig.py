@@ -26,6 +26,12 @@ def words(command: Iterable[str]) -> list[str]:
     return [sys.executable if word == "python" else word for word in rest]
 
 
+def shown(name: str, start: str) -> list[str]:
+    """The lines of a folder's README that begin so: what a command is said to print."""
+    text = (REPROS / name / "README.md").read_text()
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
 def programs(place: Path) -> Path:
     """A folder for PATH: our commands as if they were installed, and the tests' interpreter."""
     place.mkdir()

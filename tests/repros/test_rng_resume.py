@@ -12,10 +12,11 @@ import torch
 
 from stackbisect.repro import form
 from tests.command_rig import Pinner
-from tests.repro_rig import REPROS, copied, module, words
+from tests.repro_rig import REPROS, copied, module, shown, words
 
 NAME = "rng_resume"
 FORM = form.read(REPROS / NAME)
+RANK = "pinner: rank 0: "
 LACKING = {
     "Python's random state",
     "NumPy's random state",
@@ -74,6 +75,7 @@ def test_verify_names_every_stream_that_is_lacking(tmp_path: Path) -> None:
     assert lacks.keys() == LACKING  # torch's own is restored, and not among them
     assert lacks["random streams of the program"] == ["smoothing"]
     assert {each["step"] for each in said.json["differences"]} == {6}
+    assert shown(NAME, RANK) == [line for line in said.err.splitlines() if line.startswith(RANK)]
 
 
 def test_the_fix_resumes_bit_for_bit(tmp_path: Path) -> None:

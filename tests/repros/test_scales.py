@@ -10,9 +10,10 @@ import torch
 
 from stackbisect.repro import form
 from tests.command_rig import Pinner, Said
-from tests.repro_rig import REPROS, copied, module, words
+from tests.repro_rig import REPROS, copied, module, shown, words
 
 NAME = "scales"
+RANK = "pinner: rank 0: "
 FORM = form.read(REPROS / NAME)
 
 
@@ -93,6 +94,8 @@ class TestDiagnosis:
             "scales of Quantised 0": ["block_scales", "tensor_scale"],
         }
         assert {each["step"] for each in said.json["differences"]} == {2}
+        lines = [line for line in said.err.splitlines() if line.startswith(RANK)]
+        assert shown(NAME, RANK) == lines
 
     def test_compare_names_the_first_block_with_another_scale(
         self, repro: Any, runs: tuple[Path, Said]
