@@ -5,11 +5,14 @@ What a kernel consists of is read in this process; what stacks do is seen in pro
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import dis
 import importlib
 import itertools
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,7 +32,7 @@ from stackbisect.repro.locate import Site
 from tests import lanes
 from tests.command_rig import REPO, WORKLOADS
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -314,11 +317,6 @@ from triton.language.extra import libdevice
 EPS = tl.constexpr(0.25)
 
 
-@triton.constexpr_function
-def power(n):
-    return 2**n
-
-
 @triton.jit
 def _norm(x):
     return libdevice.exp(x) / (tl.abs(x) + EPS)
@@ -333,6 +331,11 @@ def make(offset):
 
 
 added = make(tl.constexpr(0.125))
+"""
+POWER = """
+@triton.constexpr_function
+def power(n):
+    return 2**n
 """
 
 
@@ -353,10 +356,20 @@ class TestNames:
             "from triton.language.extra import libdevice",
         )
 
+    def test_what_the_interpreter_leaves_in_triton_is_tritons(self, tmp_path: Path) -> None:
+        """After a launch that calls a function, modules get the interpreter's for `exp`."""
+        two = Two(tmp_path, USER)
+        two.original(two.good)
+        late = kernel("v = x if B > 2 else exp(x)", "from triton.language import exp")
+        write(two.own, {"own/__init__.py": "", "own/late.py": late})
+        assert two.text("own.late.kernel").imports == ("from triton.language import exp",)
+
     def test_a_copy_compiles_to_the_same_code(self, tmp_path: Path) -> None:
         """For sm_90, without a GPU; and another constant to other code."""
-        body = "v = own.mix(_norm(x)) + own.deep.EPS + power(B) + added(x)"
-        write(tmp_path, {"train.py": kernel(body, COMPILED), "own/__init__.py": OWN})
+        body, head = "v = own.mix(_norm(x)) + own.deep.EPS + added(x)", COMPILED
+        if hasattr(triton, "constexpr_function"):  # 3.5 and later
+            body, head = body + " + power(B)", head + POWER
+        write(tmp_path, {"train.py": kernel(body, head), "own/__init__.py": OWN})
         write(tmp_path, {"own/deep.py": "EPS = tl.constexpr(0.75)\n"})
         environ = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
         environ.update(
@@ -390,6 +403,32 @@ class TestNames:
         with pytest.raises(kernel_source.NoSource) as found:
             closure(tmp_path)
         assert said in str(found.value)
+
+
+@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+def test_every_kernel_of_a_library_can_be_copied(tmp_path: Path) -> None:
+    """fla-core: each jitted function, with all that it calls, as a module of its own."""
+    fla = pytest.importorskip("fla")
+    sys.path.insert(0, str(tmp_path))
+    seen: set[Any] = set()
+    for found in pkgutil.walk_packages(fla.__path__, "fla."):
+        try:
+            module = importlib.import_module(found.name)
+        except Exception:  # it wants a GPU, or another library
+            continue
+        for value in list(vars(module).values()):
+            jitted = type(value).__module__.startswith("triton.")
+            if not jitted or not kernel_source.is_function(value) or value in seen:
+                continue
+            seen.add(value)
+            text = kernel_text.text(kernel_source.closure(value), None)
+            name = f"copied_{len(seen)}"
+            write(tmp_path, {f"{name}.py": "\n".join(["import torch", *text.imports, text.body])})
+            names = vars(importlib.import_module(name))
+            for each in dis.get_instructions(names[text.kernel].fn):
+                if each.opname == "LOAD_GLOBAL":
+                    assert each.argval in names or hasattr(builtins, each.argval), each.argval
+    assert len(seen) > 100
 
 
 # -- launches --------------------------------------------------------------------------------------

@@ -427,7 +427,7 @@ class _Writing:
         ]
         if number == 0 or self._names[_FUNCTION, number] != function["name"]:
             edits.append((_name_place(function), self._names[_FUNCTION, number]))
-        for place, name in sorted(edits, reverse=True):
+        for place, name in sorted(edits, key=lambda edit: tuple(edit[0]), reverse=True):
             _replace(lines, place, name)
         code = b"\n".join(lines).decode()
         return "\n".join([*_decorators(function), code])

@@ -36,8 +36,8 @@ class _Launching(Writing):
     def title(self) -> Iterator[str]:
         """The docstring's lines."""
         kernel = self.kernel
-        where = "under its interpreter, on the CPU" if kernel.interpreted else "on a GPU"
-        yield f"A launch of {self.program.operation}, a Triton kernel, {where}."
+        where = "under Triton's interpreter, on the CPU" if kernel.interpreted else "on a GPU"
+        yield f"One launch of the Triton kernel {kernel.text.kernel}, {where}."
         yield ""
         changes = kernel.text.changes
         for each in changes:

@@ -274,7 +274,10 @@ def _kind(wrapped: Any) -> str:
 
 def _options(wrapped: Any) -> Dict[str, Any]:
     """What `@triton.jit` was given that changes what is compiled."""
-    given = getattr(wrapped, "kwargs", None)  # the interpreter keeps them and does not look
+    # The interpreter keeps them and does not look; in Triton 3.4 its rewriter does.
+    given = getattr(wrapped, "kwargs", None)
+    if given is None:
+        given = getattr(getattr(wrapped, "rewriter", None), "kwargs", None)
     found = {}
     for name in _OPTIONS:
         value = given.get(name) if isinstance(given, dict) else getattr(wrapped, name, None)
@@ -401,7 +404,7 @@ def _dtype(value: Any) -> Optional[str]:
 
 def _importable(value: Any, name: str) -> Optional[Tuple[str, str]]:
     """The module and the name from which Triton's, torch's and Python's own objects are had."""
-    named = plain_function(value) if is_function(value) else value
+    named = _before_patches(plain_function(value) if is_function(value) else value)
     if not isinstance(named, (type, FunctionType, BuiltinFunctionType)):
         return None
     module, own = str(named.__module__), named.__name__
@@ -409,10 +412,27 @@ def _importable(value: Any, name: str) -> Optional[Tuple[str, str]]:
         return None
     for place in ("triton.language", "triton", module):
         for each in (own, name):
-            if getattr(sys.modules.get(place), each, None) is value:
+            found = getattr(sys.modules.get(place), each, None)
+            if found is value or found is named:
                 return place, each
-    # Triton 3.4 and 3.6 leave their interpreter's functions in the place of these.
-    return (module, own) if hasattr(sys.modules.get(module), own) else None
+    for place in (module, "triton.language"):  # where an interpreter's function stands for it
+        for each in (own, name):
+            if hasattr(sys.modules.get(place), each):
+                return place, each
+    return None
+
+
+def _before_patches(value: Any) -> Any:
+    """What Triton's interpreter put a function of its own in the place of, for good.
+
+    A module that is imported after the first launch takes that for Triton's.
+    """
+    while isinstance(value, FunctionType) and value.__module__ == "triton.runtime.interpreter":
+        before = (value.__kwdefaults__ or {}).get("member")
+        if before is None:
+            break
+        value = before
+    return value
 
 
 def _is_everywhere(module: str) -> bool:
