@@ -115,6 +115,15 @@ print(smalllib.recall(x).sum())
 """
 )
 
+SET_IN_ONE = (
+    START
+    + """
+import os
+torch.set_flush_denormal(os.environ["ATEN_CPU_CAPABILITY"] == "avx2")
+print((torch.full((8,), 2.0**-140) * 1.5).sum())
+"""
+)
+
 CORRUPTED = (
     """
 from pinner.inside.evidence.trace import capture
@@ -274,6 +283,12 @@ def test_a_call_that_alone_gives_other_bits_than_in_the_command_is_refused(
     assert outcome.exit == extract.NO_REPRO
     assert "the call alone gives other bits for out than inside of the command" in outcome.text
     assert not (rig.folder / plant).exists()
+
+
+def test_what_the_command_set_in_one_stack_alone_is_said(rig: Rig) -> None:
+    outcome = rig.extract("set", SET_IN_ONE)
+    assert outcome.exit == extract.NO_REPRO
+    assert "the good and in the bad stack: flush_denormal as torch has it and True" in outcome.text
 
 
 @pytest.mark.parametrize(

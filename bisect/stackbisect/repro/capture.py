@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stackbisect.repro import captured as reading
 from stackbisect.repro import form
@@ -96,7 +97,7 @@ def capture(
     made = _as_both_have_it(made, asked)
     why = _other_bits(made, asked)
     if why is None:
-        return made.program
+        return _set_otherwise(made, found, asked) or made.program
     longer = getattr(reader, "window", None)
     after_others = _window(longer, asked) if longer is not None and why.apart else None
     return after_others or NoCase(why.text)
@@ -175,6 +176,47 @@ def _other_bits(made: Made, asked: Asked) -> _Refused | None:
         "before it, a setting of a library, memory that nobody wrote)",
         apart=True,
     )
+
+
+def _set_otherwise(made: Made, found: Captured, asked: Asked) -> NoCase | None:
+    """That the stacks give the same bits alone, where the command had set something else in one."""
+    if not made.expected:
+        return None
+    ran = asked.other.run(made.program.files(), _RUN, time_limit=asked.time_limit)
+    if ran.failure or form.printed(ran.stdout) != made.expected:
+        return None
+    there = asked.captured(asked.other)
+    if isinstance(there, NoCase):
+        return None
+    apart = settings_apart(found.settings, there.settings)
+    if not apart:
+        return None
+    return NoCase(
+        "both stacks give the same bits for the call alone. Inside of the command other settings "
+        f"of torch are in force in the {asked.stack.name} and in the {asked.other.name} stack: "
+        f"{'; '.join(apart)}. Look for what sets them: the command, or a library that it imports"
+    )
+
+
+def settings_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What two processes had set differently, in words. Pure."""
+    flat = [_flat(each) for each in (first, second)]
+    names = sorted({*flat[0], *flat[1]})
+    return [
+        f"{name} {flat[0].get(name, _UNSET)} and {flat[1].get(name, _UNSET)}"
+        for name in names
+        if flat[0].get(name) != flat[1].get(name)
+    ]
+
+
+_UNSET = "as torch has it"
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found.update(value if name in ("flags", "set") else {name: value})
+    return found
 
 
 def _window(longer: Callable[[Captured, int], Made | NoCase], asked: Asked) -> Program | None:
