@@ -47,6 +47,8 @@ CALLS = [
     ("c.sort()", "numpy.ndarray.sort"),
     ("-a", "numpy.negative"),
     ("a < 0", "numpy.less"),
+    ("(c + 1).resize(9)", "numpy.add"),
+    ("exec('grown = c * 2; grown.resize(9)')", "numpy.multiply"),
     ("numpy.vectorize(lambda v: (a @ b)[0, 0] + v)(a[0, :1])", "numpy.matmul numpy.matmul"),
     ("numpy.apply_along_axis(lambda v: v * v, 1, a[:1])", "numpy.multiply"),
     ("numpy.sum(Other())", ""),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import weakref
 from typing import TYPE_CHECKING
 
 from ... import faults, imports
@@ -25,7 +24,7 @@ from .recorder import Recorder
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
     from .capture_arrays import ArrayCall
 
@@ -318,7 +317,7 @@ def _unseen(thread: Any) -> Iterator[None]:
 class Call:
     """One call: `before` reads what it gets, `after` what it gives, and writes the event."""
 
-    __slots__ = ("_args", "_arrays", "_captured", "_facts", "_ins", "_kwargs", "_notes")
+    __slots__ = ("_args", "_arrays", "_captured", "_facts", "_ins", "_kwargs", "_notes", "_numbers")
 
     def __init__(
         self, arrays: Arrays, facts: Facts, args: Tuple[Any, ...], kwargs: Dict[str, Any]
@@ -328,6 +327,7 @@ class Call:
         self._args = args
         self._kwargs = kwargs
         self._notes: Dict[str, Any] = {}
+        self._numbers: Set[int] = set()
         self._ins: List[str] = []
         self._captured: Optional[ArrayCall] = None
 
@@ -367,7 +367,7 @@ class Call:
             return  # what it gives is no array and no number, so that no bits are to be compared
         if nested:
             self._notes["nested"] = nested
-        outs = self._entries(found, self._skipped(len(found.values)))
+        outs = self._entries(found, self._skipped(len(found.values)), self._numbers)
         self._arrays.recorder.event(kind, facts.name, _PLACE, self._ins, outs, notes=self._notes)
         if self._captured is not None:
             self._captured.after(result)
@@ -384,10 +384,13 @@ class Call:
         self._notes["uninitialised"] = True
         return [True] * count
 
-    def _entries(self, found: _Found, skipped: Sequence[bool] = ()) -> List[str]:
+    def _entries(
+        self, found: _Found, skipped: Sequence[bool] = (), known: Optional[Set[int]] = None
+    ) -> List[str]:
         if not found.values:
             return []
-        numbers = [self._arrays.owners.number(each) for each in found.values]
+        numbers = [self._arrays.owners.number(each, known) for each in found.values]
+        self._numbers.update(numbers)
         if not skipped and any(map(_has_holes, found.values)):
             self._notes["why"] = "long doubles have bytes between them that nobody writes"
             skipped = [_has_holes(each) for each in found.values]
@@ -397,31 +400,34 @@ class Call:
 
 
 class _Owners:
-    """A number for each piece of memory: for the array that others are views of."""
+    """A number for each piece of memory: for the array that others are views of.
+
+    No reference is held, not even a weak one: `ndarray.resize` refuses arrays that have one.
+    """
 
     def __init__(self, array: type) -> None:
         self._array: Any = array
         self._numbers: Dict[int, Tuple[int, Any]] = {}
         self._next = 0
 
-    def number(self, value: Any) -> int:
-        """The number; -1 for what is no array. None is given twice, though addresses are reused."""
+    def number(self, value: Any, known: Optional[Set[int]] = None) -> int:
+        """The number; -1 for what is no array.
+
+        known: numbers of what a call got. Given for what it gives: that is of these, or new.
+        """
         kind = self._array
         if not isinstance(value, kind):
             return -1
         while isinstance(value.base, kind):
             value = value.base
-        key = id(value)
-        found = self._numbers.get(key)
-        if found is None:
-            gone = functools.partial(_forget, self._numbers, key)
-            found = self._numbers[key] = self._next, weakref.ref(value, gone)
-            self._next += 1
-        return found[0]
-
-
-def _forget(numbers: Dict[int, Any], key: int, _: Any) -> None:
-    numbers.pop(key, None)
+        where = value.__array_interface__["data"][0], value.nbytes
+        number, seen = self._numbers.get(id(value), (-1, None))
+        if seen == where and (known is None or number in known):
+            return number
+        number = self._next
+        self._next += 1
+        self._numbers[id(value)] = number, where
+        return number
 
 
 class _Found:
