@@ -10,6 +10,7 @@ ALL = (
     "cublaslt",
     "digest",
     "lockfile",
+    "merge",
     "reductions",
     "search",
     "shrink",

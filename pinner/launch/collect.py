@@ -21,7 +21,7 @@ from pinner.lockfile.ledgers import (
     ProblemRecord,
     ProcessLedger,
     join,
-    ledger_of,
+    ledger_from,
     read_folder,
 )
 
@@ -135,13 +135,17 @@ def _mapped(path: Path) -> ProcessLedger | None:
     """What one process asked cuBLASLt; None where it was killed before it asked anything."""
     if path.suffix != ".map":
         return None
+    return ledger_from(os.fspath(path), lambda: enumerate(_map_lines(path), start=1))
+
+
+def _map_lines(path: Path) -> list[dict[str, Any]]:
+    """Read anew each time: the maps of thousands of ranks are never held at once."""
     from pinner.inside.choosers.cublaslt import mapped
 
     try:
-        lines = mapped.lines(os.fspath(path))
+        return mapped.lines(os.fspath(path))
     except (OSError, ValueError, struct.error) as error:
         raise LedgerError(f"{path}: cannot read what cuBLASLt was asked: {error}") from error
-    return ledger_of(lines, os.fspath(path))
 
 
 def _order(ledger: ProcessLedger) -> tuple[bool, int, str, str, int]:

@@ -79,7 +79,8 @@ def _too_few(expected: int, found: int, what: str) -> tuple[str, ...]:
 
 
 def _absent(wanted: Sequence[int], ranks: Sequence[int], why: str) -> tuple[str, ...]:
-    absent = [rank for rank in wanted if rank not in ranks]
+    there = set(ranks)
+    absent = [rank for rank in wanted if rank not in there]
     lines = [f"rank {rank} never reported ({why})" for rank in absent[:_NAMED]]
     if len(absent) > _NAMED:
         lines.append(f"and {len(absent) - _NAMED} more ranks")

@@ -12,6 +12,7 @@ from pinner.inside.values import canonical, readable_named
 
 from .configs import config_text
 from .ledgers import ChoiceRecord, ProcessRecord
+from .numbers import Numbers
 from .schema import Chooser, Values, place
 
 Rule = Literal["fastest", "rank0", "fail"]
@@ -106,7 +107,7 @@ class Seen:
     source: str
     key: Values
     configs: dict[str, Values] = field(default_factory=dict)
-    picks: dict[str, list[int]] = field(default_factory=dict)
+    picks: dict[str, Numbers] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
     alternatives: int = 1
     heuristics: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -116,9 +117,7 @@ class Seen:
     def add(self, choice: ChoiceRecord, process: ProcessRecord, number: int) -> None:
         text = canonical(choice.config)
         self.configs.setdefault(text, choice.config)
-        takers = self.picks.setdefault(text, [])
-        if not takers or takers[-1] != number:
-            takers.append(number)
+        self.picks.setdefault(text, Numbers()).add(number)
         if self.first is None or process.order < self.first[0]:
             self.first = (process.order, process.name, text)
         for config, time in choice.timings:

@@ -180,7 +180,7 @@ def read_folder(folder: str | os.PathLike[str]) -> Iterator[ProcessLedger]:
 
 def read_ledger(path: str | os.PathLike[str]) -> ProcessLedger | None:
     """The ledger in a file; None if its process died before its first line was whole."""
-    return _ledger(os.fspath(path), lambda: _lines_of(path))
+    return ledger_from(os.fspath(path), lambda: _lines_of(path))
 
 
 def join(ledgers: Iterable[ProcessLedger], others: Iterable[ProcessLedger]) -> list[ProcessLedger]:
@@ -190,13 +190,13 @@ def join(ledgers: Iterable[ProcessLedger], others: Iterable[ProcessLedger]) -> l
     itself by another), the last that began before the other file did is the one.
     """
     kept = list(ledgers)
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, ledger in enumerate(kept):
+        places.setdefault(_who(ledger.process), []).append(place)
     for other in sorted(others, key=lambda each: each.process.time):
-        same = [
-            place
-            for place, ledger in enumerate(kept)
-            if _who(ledger.process) == _who(other.process)
-        ]
+        same = places.setdefault(_who(other.process), [])
         if not same:
+            same.append(len(kept))
             kept.append(other)
             continue
         before = [place for place in same if kept[place].process.time <= other.process.time]
@@ -212,12 +212,13 @@ def _who(process: ProcessRecord) -> tuple[str, int]:
 def ledger_of(lines: Iterable[Line], source: str = "ledger") -> ProcessLedger | None:
     """The ledger made of lines that were read already; None if there are none."""
     kept = list(lines)
-    return _ledger(source, lambda: iter(list(enumerate(kept, start=1))))
+    return ledger_from(source, lambda: iter(list(enumerate(kept, start=1))))
 
 
-def _ledger(
+def ledger_from(
     source: str, numbered: Callable[[], Iterator[tuple[int, Line]]]
 ) -> ProcessLedger | None:
+    """The ledger whose lines are read each time they are asked for; None if there are none."""
     first = next(numbered(), None)
     if first is None:
         return None

@@ -21,6 +21,7 @@ from .ledgers import (
     Record,
     SettingRecord,
 )
+from .numbers import Numbers
 from .schema import (
     CHOOSERS,
     Chooser,
@@ -199,6 +200,20 @@ class _Code:
             self.options.setdefault(name, {}).update(seen)
 
 
+@dataclass
+class _Reports:
+    """One problem: the record of the first process in order that reported it, and who else did."""
+
+    first: ProblemRecord
+    of: int
+    processes: Numbers = field(default_factory=Numbers)
+
+    def add(self, record: ProblemRecord, number: int, processes: list[ProcessRecord]) -> None:
+        self.processes.add(number)
+        if processes[number].order < processes[self.of].order:
+            self.first, self.of = record, number
+
+
 class _Gathered:
     """All that was read so far. Grows with distinct keys and with processes, not with lines."""
 
@@ -208,8 +223,8 @@ class _Gathered:
         self.settings = SeenSettings()
         self.code: dict[_Place, _Code] = {}
         self.distinct_facts: dict[str, dict[str, Scalar]] = {}
-        self.facts: dict[str, dict[str, tuple[Scalar, list[int]]]] = {}
-        self.problems: dict[tuple[str, ...], dict[int, ProblemRecord]] = {}
+        self.facts: dict[str, dict[str, tuple[Scalar, Numbers]]] = {}
+        self.problems: dict[tuple[str, ...], _Reports] = {}
 
     def add(self, ledger: ProcessLedger) -> None:
         number = len(self.processes)
@@ -224,7 +239,7 @@ class _Gathered:
             self.distinct_facts.setdefault(canonical(facts), facts)
         for name, value in facts.items():
             seen = self.facts.setdefault(name, {})
-            seen.setdefault(canonical(value), (value, []))[1].append(number)
+            seen.setdefault(canonical(value), (value, Numbers()))[1].add(number)
 
     def _add_record(self, record: Record, number: int) -> None:
         if isinstance(record, ChoiceRecord):
@@ -264,7 +279,8 @@ class _Gathered:
             canonical(record.fields.get("config")),
             record.text,
         )
-        self.problems.setdefault(same, {}).setdefault(number, record)
+        reports = self.problems.setdefault(same, _Reports(record, number))
+        reports.add(record, number, self.processes)
 
 
 def _draft(gathered: _Gathered, rule: Rule) -> Draft:
@@ -315,8 +331,8 @@ def _in_order(numbers: Iterable[int], gathered: _Gathered) -> list[int]:
 def _reported(gathered: _Gathered, names: list[str]) -> list[Problem]:
     problems = []
     for _, reports in sorted(gathered.problems.items()):
-        numbers = _in_order(reports, gathered)
-        first = reports[numbers[0]]
+        numbers = _in_order(reports.processes, gathered)
+        first = reports.first
         problems.append(
             Problem(
                 kind=first.kind,
