@@ -98,6 +98,17 @@ def test_a_variable_that_one_side_does_not_name_is_not_set_there(tmp_path: Path)
         sides.of_variables(["V=1"], ["V=1"], (), environ, tmp_path)
 
 
+def test_a_repro_runs_in_the_interpreter_that_the_command_names_by_a_path(tmp_path: Path) -> None:
+    named = tmp_path / "env" / "bin" / "python3"
+    named.parent.mkdir(parents=True)
+    named.write_text(f'#!/bin/sh\nNAMED=yes exec {sys.executable} "$@"\n')
+    named.chmod(0o755)
+    code = "import os; print(os.environ.get('NAMED'))"
+    for command, expected in (("env/bin/python3", "yes"), ("python", "None"), ("./sh", "None")):
+        both = sides.of_variables(["V=1"], ["V=2"], (command, "x"), os.environ, tmp_path)
+        assert (printed(both.good, code), printed(both.bad, code)) == (expected, expected)
+
+
 @pytest.mark.service
 @pytest.mark.xdist_group("docker")
 def test_two_images_run_a_folder_and_the_command(

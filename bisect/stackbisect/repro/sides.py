@@ -75,7 +75,10 @@ def of_variables(
     environ: Mapping[str, str],
     workdir: Path,
 ) -> Sides:
-    """This machine's `python` under two sets of variables (NAME=VALUE, or NAME as it is here)."""
+    """A Python of this machine under two sets of variables (NAME=VALUE, or NAME as it is here).
+
+    It is the one that the command names by a path, or the one that PATH finds.
+    """
     axis = environment.Axis(tuple(good), tuple(bad))
     axis.check(environ)
     base = {name: value for name, value in environ.items() if name not in axis.names}
@@ -83,8 +86,16 @@ def of_variables(
     for name, texts in ((GOOD, good), (BAD, bad)):
         given = environment.read(f"--env-{name}", texts)
         values = {each: environ[each] if v is None else v for each, v in given.items()}
-        found.append(PythonStack(name, None, base, workdir, values))
+        found.append(PythonStack(name, _named_by(argv, workdir), base, workdir, values))
     return Sides(found[0], found[1], tuple(argv))
+
+
+def _named_by(argv: Sequence[str], workdir: Path) -> Path | None:
+    """The interpreter that a command names by a path: a repro runs in the same one."""
+    if not argv or "/" not in argv[0] or not Path(argv[0]).name.startswith("python"):
+        return None
+    path = workdir / argv[0]
+    return path if path.is_file() else None
 
 
 # -- containers ------------------------------------------------------------------------------------
