@@ -128,24 +128,24 @@ def put(out_ptr, slots_ptr, at, size, tile, part, HOW: tl.constexpr):
 
 
 @triton.jit
-def tree(slots_ptr, at, mask, size, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """The sum of COUNT slots from FIRST on: of the first half, plus that of the second half.
+def tree(slots_ptr, at, mask, size, COUNT: tl.constexpr):
+    """The sum of COUNT slots of `size`: of the first half, plus that of the second half.
 
     Each element is added by itself: no layout, number of warps or compiler changes the order.
     """
     if COUNT == 1:
-        return tl.load(slots_ptr + FIRST * size + at, mask=mask)
+        return tl.load(slots_ptr + at, mask=mask)
     else:
-        left = tree(slots_ptr, at, mask, size, FIRST, COUNT // 2)
-        right = tree(slots_ptr, at, mask, size, FIRST + COUNT // 2, COUNT - COUNT // 2)
-        return left + right
+        half: tl.constexpr = COUNT // 2
+        left = tree(slots_ptr, at, mask, size, half)
+        return left + tree(slots_ptr + half * size, at, mask, size, COUNT - half)
 
 
 @triton.jit
 def add_slots(slots_ptr, out_ptr, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """out = the sum of all slots (COUNT, size)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, tree(slots_ptr, at, at < size, size, 0, COUNT), mask=at < size)
+    tl.store(out_ptr + at, tree(slots_ptr, at, at < size, size, COUNT), mask=at < size)
 
 
 @triton.jit

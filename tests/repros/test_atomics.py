@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 
 from stackbisect.repro import form
 from tests import lanes
-from tests.command_rig import Pinner
+from tests.command_rig import REPO, Pinner
 from tests.repro_rig import REPROS, copied, module, words
 
 NAME = "atomics"
@@ -131,6 +133,33 @@ def test_slots_that_were_taken_in_turn_would_not_do(repro: Any) -> None:
         repro.add_slots[(1,)](parts[list(order)].contiguous(), out, 16, COUNT=4, BLOCK=16)
         found.add(repro.digest(out))
     assert len(found) > 1
+
+
+COMPILE = """
+from tests.fakes import noop_driver
+from tests.repro_rig import module
+noop_driver.install(lambda call, quantiles: [1.0] * 3)
+repro = module("atomics")
+repro.DEVICE = "cpu"  # where the tensors are; nothing is launched
+for how in repro.HOWS:
+    repro.Sums(repro.Sizes(tiles=3, n_tiles=5)).all(how)
+print(noop_driver.NoopLauncher.launches)
+"""
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """To sm_90 code, by the ptxas of the wheel; what they compute there is for tests/gpu."""
+    environ = {"PYTHONPATH": str(REPO), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["12"]  # three sums in three ways, and three times the tree
+    assert len(list(tmp_path.rglob("*.cubin"))) >= 10
 
 
 @pytest.mark.soak
