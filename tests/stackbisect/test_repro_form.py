@@ -31,6 +31,7 @@ WHOLE = Form(
     diagnose=("stackbisect", "run"),
     fix=Fix(("python", "fixed.py"), "the old kernel"),
     shrink=Shrunk(4, 31, 8),
+    machine={"cpu": "EPYC 9654", "gpu": "H200"},
 )
 SMALL = Form(
     finding=Finding("a race", "program", "", "atomics"),

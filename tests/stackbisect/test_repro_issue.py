@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import socket
 from dataclasses import replace
@@ -18,6 +19,7 @@ from stackbisect import cli, progress
 from stackbisect.errors import UsageError
 from stackbisect.repro import commands, form, issue, personal
 from stackbisect.repro.commands import Parts
+from stackbisect.repro.extract import EXTRACTED, NO_REPRO, Outcome
 from stackbisect.repro.form import Difference, Finding, Form, Run, Shrunk, StackTable
 from stackbisect.repro.personal import Personal
 
@@ -233,3 +235,30 @@ def test_a_damaged_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "repro.toml").write_text("version = 2\n")
     with pytest.raises(UsageError, match="version: expected 1"):
         run(tmp_path, "--issue", ".")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_report_of_what_was_just_found_is_alone_on_standard_output(
+    as_json: bool, tmp_path: Path
+) -> None:
+    form.write(tmp_path, FOUND)
+    (tmp_path / form.SCRIPT).write_bytes(SCRIPT)
+    out, err = StringIO(), StringIO()
+    world = cli.World(os.environ, tmp_path, out.write, err.write, progress.Plain(err))
+    outcome = Outcome(EXTRACTED, "found it\n  and so on\n", None, FOUND, tmp_path)
+    asked = argparse.Namespace(issue=True, json=as_json)
+    assert commands._print(outcome, asked, world) == EXTRACTED
+    report_alone = issue.report(FOUND, {form.SCRIPT: SCRIPT}, personal.here({}, str(tmp_path)))
+    if as_json:
+        assert json.loads(out.getvalue())["issue"] == report_alone
+        return
+    assert out.getvalue() == report_alone
+    assert "found it" in err.getvalue()
+
+
+def test_what_is_no_repro_has_no_report(tmp_path: Path) -> None:
+    out, err = StringIO(), StringIO()
+    world = cli.World(os.environ, tmp_path, out.write, err.write, progress.Plain(err))
+    outcome = Outcome(NO_REPRO, "both stacks gave the same bits")
+    assert commands._print(outcome, argparse.Namespace(issue=True, json=False), world) == NO_REPRO
+    assert out.getvalue() == "both stacks gave the same bits\n"

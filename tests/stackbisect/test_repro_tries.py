@@ -310,7 +310,7 @@ def test_a_launch_under_the_interpreter_becomes_one_program(tmp_path: Path) -> N
 
 def launch(draw: random.Random) -> Program:
     """Of KERNEL, over several rows, in blocks that do not fit them."""
-    rows, columns, block = draw.randint(2, 9), draw.randint(17, 40), 16
+    rows, columns, block = draw.randint(2, 3), draw.randint(17, 32), 16
     numbers = pack("float32", [draw.gauss(0, 1) for _ in range(rows * columns)])
     arguments = {"n": columns, "row": columns, "bias": 0.7, "BLOCK": block}
     return Program(
