@@ -470,7 +470,7 @@ torch.manual_seed(0)
 x = torch.randn(200)[::2]
 for _ in range(2):
     y = torch.empty(100)
-    kernel[lambda meta: (triton.cdiv(meta["n"], meta["B"]),)](
+    kernel[lambda meta: (-(-meta["n"] // meta["B"]) + 1,)](  # -100 // 16 is -6 to a device
         x, y, extra=torch.zeros(1), none_ptr=None, n=100, bias=0.5, act=blocks.act
     )
 """
@@ -574,10 +574,9 @@ def launch(**changed: Any) -> dict[str, Any]:
 
     given = {"x_ptr": torch.ones(16), "y_ptr": torch.ones(16), "B": 16}
     with imported("train", *changed.pop("folders")) as loaded:
-        grid = changed.pop("grid", lambda meta: (16 // meta["B"],))
-        found = capture_triton.launch(
-            loaded.kernel, (), {**given, "num_warps": 4, **changed}, grid, take
-        )
+        grid = capture_triton.sizes(changed.pop("grid", (1,)))
+        arguments = {**given, "num_warps": 4, **changed}
+        found = {**capture_triton.launch(loaded.kernel, (), arguments, take), "grid": grid}
     travelled: dict[str, Any] = json.loads(json.dumps(found))
     return travelled
 

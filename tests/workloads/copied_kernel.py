@@ -39,7 +39,8 @@ def main(folder: str) -> None:
     sys.path.insert(0, folder)
     train = importlib.import_module("train")
     given = {"x_ptr": torch.ones(16), "y_ptr": torch.zeros(16), "B": 16, "num_warps": 2}
-    taken = capture_triton.launch(train.kernel, (), given, (1,), lambda name, tensor: 0)
+    taken = capture_triton.launch(train.kernel, (), given, lambda name, tensor: 0)
+    taken["grid"] = [1, 1, 1]
     kernel = triton_case.kernel(json.loads(json.dumps(taken)), None)
     assert isinstance(kernel, triton_case.Kernel), kernel
     assert not kernel.interpreted

@@ -5,7 +5,9 @@ What a tuner and heuristics chose is among its arguments by now: the launch is s
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import operator
 import os
 from typing import TYPE_CHECKING
 
@@ -68,7 +70,7 @@ class _Launched:
         capture = self._capture
 
         def look() -> None:
-            self._call = launch(kernel, args, kwargs, grid, self._take)
+            self._call = launch(kernel, args, kwargs, self._take)
             self._call["unwritten"] = self._unwritten
             capture.read()
 
@@ -83,8 +85,15 @@ class _Launched:
             for number, (_, before) in sorted(self._tensors.items())
             if after[number] != before or number in self._unwritten
         }
+        capture.guarded(lambda: self._note_grid(grid))
         capture.write("triton", self._call)
         return result
+
+    def _note_grid(self, grid: Any) -> None:
+        found = grid.sizes if isinstance(grid, _Noted) else sizes(grid)
+        if not found:
+            raise NoSource("what its grid comes to is not known")
+        self._call["grid"] = found
 
     def _take(self, name: str, tensor: Any) -> int:
         number = self._capture.take(name, tensor)
@@ -100,10 +109,9 @@ def launch(
     kernel: Any,
     args: Sequence[Any],
     kwargs: Dict[str, Any],
-    grid: Any,
     take: Callable[[str, Any], Any],
 ) -> Dict[str, Any]:
-    """What a repro needs to launch it again.
+    """What a repro needs to launch it again, but for the grid.
 
     kernel: a JITFunction or its like under the interpreter. args, kwargs: as its `run` got them.
     take: gets the name and the tensor of each pointer argument, and returns what stands for it.
@@ -120,7 +128,6 @@ def launch(
     numbers = {id(plain_function(each)): at for at, each in enumerate(_unique(functions), start=1)}
     return {
         "source": found,
-        "grid": _grid(grid, parameters, given),
         "arguments": {
             name: _value(name, given[name], numbers, take) for name in names if name in given
         },
@@ -145,17 +152,32 @@ def after_hooks(kernel: Any, look: Callable[[], None]) -> Callable[[], None]:
     return lambda: hooks.remove(mine)
 
 
-def _grid(grid: Any, parameters: Any, given: Dict[str, Any]) -> List[int]:
+class _Noted:
+    """A grid that is computed from the arguments: what it came to.
+
+    Not computed by us, too: under the interpreter it gets numbers that divide as the device's do.
+    """
+
+    def __init__(self, grid: Callable[[Any], Any]) -> None:
+        self._grid = grid
+        self.sizes: List[int] = []
+
+    def __call__(self, arguments: Any) -> Any:
+        found = self._grid(arguments)
+        with contextlib.suppress(Exception):  # these numbers are some only while it is launched
+            self.sizes = sizes(found)
+        return found
+
+
+def noted(recorder: Recorder, grid: Any) -> Any:
+    """The grid, where a launch is awaited as one that tells what it came to."""
+    return _Noted(grid) if recorder.awaited is not None and callable(grid) else grid
+
+
+def sizes(grid: Sequence[Any]) -> List[int]:
     """How many programs along each of three axes."""
-    if callable(grid):
-        defaults = {
-            name: each.default
-            for name, each in parameters.items()
-            if each.default is not inspect.Parameter.empty
-        }
-        grid = grid({**defaults, **given})
-    sizes = [int(size) for size in grid]
-    return sizes + [1] * (3 - len(sizes))
+    found = [operator.index(size) for size in grid]
+    return found + [1] * (3 - len(found))
 
 
 def _value(

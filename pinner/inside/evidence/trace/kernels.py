@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from .capture_triton import awaited
+from .capture_triton import awaited, noted
 from .compiled import around, unseen
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _wrap_run(recorder: Recorder, kind: Any) -> None:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        grid = noted(recorder, grid)
         call = functools.partial(original, self, *args, grid=grid, warmup=warmup, **kwargs)
         return call() if warmup else _launched(recorder, self, (args, kwargs), grid, call)
 
@@ -65,6 +66,7 @@ def _wrap_later(recorder: Recorder, kind: Any) -> None:
         own = self.run
 
         def run(*args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            grid = noted(recorder, grid)
             call = functools.partial(own, *args, grid=grid, warmup=warmup, **kwargs)
             return call() if warmup else _launched(recorder, self, (args, kwargs), grid, call)
 
@@ -72,6 +74,7 @@ def _wrap_later(recorder: Recorder, kind: Any) -> None:
 
     @functools.wraps(original)
     def __getitem__(self: Any, grid: Any) -> Any:
+        grid = noted(recorder, grid)
         launch = original(self, grid)
 
         def launched(*args: Any, **kwargs: Any) -> Any:
