@@ -84,7 +84,7 @@ else
 fi
 
 if [ -f benchmarks/__main__.py ]; then
-    TAIL=40 stage benchmarks 90 "$python" -m benchmarks --quick
+    TAIL=60 stage benchmarks 120 "$python" -m benchmarks --quick
 fi
 
 echo

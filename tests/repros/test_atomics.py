@@ -85,6 +85,22 @@ def test_orders_drawn_at_random_flip_the_atomic_sums_alone(repro: Any, orders: A
         assert (max(counts) > 1) if how == "atomic" else (counts == [1, 1, 1])
 
 
+@pytest.mark.parametrize(("planted", "code"), [({}, 0), ({"slots": "atomic"}, 1)])
+def test_the_fixs_command_ends_with_0_where_it_holds_and_only_there(
+    repro: Any,
+    orders: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    planted: dict[str, str],
+    code: int,
+) -> None:
+    assert FORM.fix is not None
+    assert FORM.fix.command == ("python", "orders.py")
+    compute = repro.Sums.all
+    monkeypatch.setattr(repro.Sums, "all", lambda self, how: compute(self, planted.get(how, how)))
+    monkeypatch.setattr(sys, "argv", ["orders.py", "2", "--seed", "1"])
+    assert orders.main() == code
+
+
 def test_serial_leaves_the_bits_of_the_atomic_sums_in_the_order_of_the_grid(repro: Any) -> None:
     sums = repro.Sums()
     with repro.programs_in(repro.order_of("launch")):
