@@ -114,8 +114,7 @@ class Writing:
         yield from self._random()
         for step in program.steps:
             yield from self.step(step)
-        names = ", ".join(f'"{name}": {name}' for name in program.outputs)
-        yield f"return {{{names}}}"
+        yield from wrapped("return {", [f'"{name}": {name}' for name in program.outputs], "}")
 
     def _settings(self) -> Iterator[str]:
         for name, value in self.program.settings.items():
