@@ -204,7 +204,12 @@ class TestText:
         found = two.text("smallmix.mixing.kernel")
         assert (found.imports, found.body) == (("from smallmix.mixing import kernel",), "")
         assert found.wrapped
-        assert two.result(two.bad, found) == two.original(two.bad, "smallmix.mixing.kernel")
+        name = "smallmix.mixing.kernel"
+        assert (
+            two.result(two.bad, found)
+            == two.original(two.bad, name)
+            != two.original(two.good, name)
+        )
 
     def test_a_function_that_moved_is_imported_by_the_name_that_both_have(
         self, tmp_path: Path

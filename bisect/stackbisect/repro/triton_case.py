@@ -15,7 +15,7 @@ from typing import Any
 from stackbisect.repro import kernel_text
 from stackbisect.repro.calls import Array, Listed, Named, Program, Ref, Step, Value
 from stackbisect.repro.extract import NoCase
-from stackbisect.repro.kernel_text import Change, NoText, Text
+from stackbisect.repro.kernel_text import NoText, Text
 
 LAUNCH = "triton.launch"
 # What `triton.Config` gives whether it was asked for or not.
@@ -102,7 +102,7 @@ def program(
         needs=("torch", "triton", *(("numpy",) if kernel.interpreted else ()), *libraries),
         gpu=not kernel.interpreted,
         kernel=kernel,
-        notes=(_notes(text.changes, compared=kernel.compared),),
+        notes=(_notes(kernel),),
     )
 
 
@@ -177,20 +177,25 @@ def _literal(code: str) -> Value:
     return Listed(tuple(found)) if isinstance(found, list) else found
 
 
-def _notes(changes: Sequence[Change], *, compared: bool) -> str:
+def _notes(kernel: Kernel) -> str:
     """What a reader has to know of where the kernel's text comes from, for README.md."""
+    changes = kernel.text.changes
     if not changes:
-        where = "in both stacks" if compared else "in the good stack"
+        where = "in both stacks" if kernel.compared else "in the good stack"
         return (
             f"The kernel and all that it calls are copied as they were {where}: what differs is "
             "what Triton, or what it is built on, makes of them."
         )
     names = ", ".join(f"`{each.module}.{each.name}`" for each in changes)
-    said = [
-        f"What changed is in the source: {names}. That is imported from the library, as each stack "
-        "has it installed; the kernel and all else that it calls are the same in both stacks, and "
-        "copied."
-    ]
+    said = [f"What changed is in the source: {names}. " + _IMPORTED[kernel.text.wrapped]]
     for each in changes:
         said.append(f"```diff\n{each.diff}\n```")
     return "\n\n".join(said)
+
+
+_IMPORTED = {
+    False: "That is imported from the library, as each stack has it installed; the kernel and all "
+    "else that it calls are the same in both stacks, and copied.",
+    True: "The kernel itself is not the same in both stacks: it is imported from the library, as "
+    "each stack has it installed, and launched below what tunes it.",
+}
