@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,26 +162,32 @@ def test_the_real_change_of_matmul_in_two_environments(tmp_path: Path) -> None:
 def test_the_real_change_of_matmul_in_two_images(
     tmp_path: Path, new_repository: RepositoryFactory, docker_config: Path, interrupts: None
 ) -> None:
+    """Which product differs is asked of the same wheels on this machine."""
+    (tmp_path / "work.py").write_text(PRODUCTS)
+    seed, number = first_apart(partial(_by_wheels, tmp_path / "work.py"))
     repository = new_repository()
     layer = images.files({"work.py": PRODUCTS})
     for version in (GOOD, BAD):
         repository.push(version, images.Image([layer, _numpy(version)]))
     asked = sides.Images(*(f"{repository.reference}:{version}" for version in (GOOD, BAD)))
-    with sides.of_images(asked, (), os.environ, tmp_path, lambda line: None) as both:
-        stacks = both.good, both.bad
-
-        def run(seed: str) -> list[str]:
-            ran = [stack.run({}, ("python3", "/work.py", seed)) for stack in stacks]
-            assert [each.failure for each in ran] == ["", ""]
-            return [each.stdout for each in ran]
-
-        seed, number = first_apart(run)
-        argv = ("python3", "/work.py", seed)
-        outcome = extracted(replace(both, argv=argv), tmp_path / "found")
+    argv = ("python3", "/work.py", seed)
+    with sides.of_images(asked, argv, os.environ, tmp_path, lambda line: None) as both:
+        outcome = extracted(both, tmp_path / "found")
     found = check_folder(outcome, "numpy.matmul")
     assert outcome.site is not None
     assert outcome.site.nth == number
     assert [stack.versions["numpy"] for stack in found.stacks] == [GOOD, BAD]
+
+
+def _by_wheels(work: Path, seed: str) -> list[str]:
+    environ = {name: value for name, value in os.environ.items() if "OPENBLAS" not in name}
+    folders = [numpy_rig.packages(sys.executable, [f"numpy=={each}"]) for each in (GOOD, BAD)]
+    return [
+        subprocess.check_output(
+            [sys.executable, work, seed], env={**environ, "PYTHONPATH": str(each)}, text=True
+        )
+        for each in folders
+    ]
 
 
 def _numpy(version: str) -> images.Layer:
