@@ -76,7 +76,10 @@ def rounded(number: Number, bits: int) -> Number:
     if not math.isfinite(number) or number == 0:
         return number
     mantissa, exponent = math.frexp(number)
-    scaled = math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+    try:
+        scaled = math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+    except OverflowError:
+        return cut_to(number, bits)  # the nearest one is no float any more
     return int(scaled) if isinstance(number, int) else scaled
 
 

@@ -18,6 +18,7 @@ from stackbisect.repro.extract import Case, Say, Smaller
 from stackbisect.repro.least import Kept, Limits, Task
 from stackbisect.repro.stacks import Stack
 from stackbisect.repro.tries import Files, Judge
+from stackbisect.repro.triton_case import Kernel
 
 _MIB = 1 << 20
 # Of the arrays in one batch; where one program has more, it goes alone.
@@ -76,7 +77,7 @@ class Shrinker:
 
 
 def _evaluations(program: Program) -> Sequence[Files]:
-    """None where what an edit made is no program: an argument is gone that must be there."""
+    """No evaluation where what an edit made is no program: what must be there is gone."""
     try:
         return evaluations(program)
     except (LookupError, TypeError, ValueError):
@@ -86,11 +87,11 @@ def _evaluations(program: Program) -> Sequence[Files]:
 def evaluations(program: Program) -> Sequence[Files]:
     """The files of each evaluation of a program.
 
-    A kernel reads where its arguments tell it to. It is evaluated with other numbers around its
-    arrays too: one that reads past them does not repeat itself, and is no smaller case.
+    A Triton kernel reads where its arguments tell it to. It is evaluated with other numbers around
+    its arrays too: one that reads past them does not repeat itself, and is no smaller case.
     """
     files = program.files()
-    if program.kernel is None:
+    if not isinstance(program.kernel, Kernel):
         return [files, files]
     return [files, *(_padded(program, byte).files() for byte in _PADS)]
 

@@ -95,7 +95,7 @@ def array_complexity(program: Program, name: str) -> int:
 
 
 def _large(one: Array) -> int:
-    if not any(one.data):
+    if one.data.count(0) == len(one.data):
         return 0
     fill = fills.recognised(one.dtype, one.data) if one.plain else None
     if fill is None:
