@@ -185,6 +185,22 @@ def test_of_several_steps_only_the_operation_stays(draw: random.Random) -> None:
     assert found.kept.case.outputs == step.results
 
 
+def test_a_step_that_nothing_reads_stays_where_it_is_remembered(draw: random.Random) -> None:
+    """A library that remembers one of many steps, at a drawn place."""
+    names = [f"lib.step{number}.default" for number in range(9)]
+    at = draw.randrange(9)
+    names[at] = "lib.remember.default"
+    steps = [Step(name, (Ref("x"),), results=(f"r{n}",)) for n, name in enumerate(names)]
+    whole = replace(program(4, 6, draw), steps=(*steps, Step(OPERATION, (Ref("x"), 1, False))))
+    wanted = ["lib.remember.default", OPERATION]
+
+    def oracle(one: Program) -> bool:
+        return set(wanted) <= {step.target for step in one.steps}
+
+    found = Simulated(oracle).search(whole).kept.case
+    assert [step.target for step in found.steps] == wanted
+
+
 def test_no_other_operation_takes_its_place(draw: random.Random) -> None:
     """A case without the operation is another finding, though the stacks differ there too."""
     steps = (

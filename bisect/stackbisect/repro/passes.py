@@ -35,6 +35,7 @@ def operations(program: Program) -> Edits:
         return
     for end in range(1, len(steps)):
         yield Edit("steps", f"end after step {end}", partial(_end_after, end))
+    yield Edit("steps", "only steps whose results are read", _needed)
     size = len(steps) // 2
     while size >= 1:
         for start in range(0, len(steps), size):
@@ -72,7 +73,7 @@ def _without(gone: range, program: Program) -> Program | None:
     outputs = tuple(dict.fromkeys(name for name in program.outputs if name not in others))
     if not outputs:
         outputs = tuple(name for name in made.steps[-1].results if name)
-    return _same_operation(program, _needed(replace(made, outputs=outputs)))
+    return _same_operation(program, replace(made, outputs=outputs))
 
 
 def _same_operation(program: Program, made: Program) -> Program | None:
@@ -80,20 +81,18 @@ def _same_operation(program: Program, made: Program) -> Program | None:
     had = any(step.target == program.operation for step in program.steps)
     if had and not any(step.target == made.operation for step in made.steps):
         return None
-    if not made.outputs:
-        return None
-    return _needed(made)
+    return made.used() if made.outputs else None
 
 
-def _needed(program: Program) -> Program:
-    """Without steps that no output needs, as far as steps give something; without other inputs."""
+def _needed(program: Program) -> Program | None:
+    """Without steps that no output needs. They may be needed all the same: libraries remember."""
     wanted = set(program.outputs)
     kept: list[Step] = []
     for step in reversed(program.steps):
         if not any(step.results) or wanted & {*step.results} or wanted & {*step.refs()}:
             kept.append(step)
             wanted |= {*step.refs()}
-    return replace(program, steps=tuple(reversed(kept))).used()
+    return _same_operation(program, replace(program, steps=tuple(reversed(kept))))
 
 
 def outputs(program: Program) -> Edits:
