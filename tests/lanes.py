@@ -14,6 +14,8 @@ REQUIRE_SERVICES = "PINNER_REQUIRE_SERVICES"
 SOAK = "PINNER_SOAK"
 CUBLASLT = "PINNER_TEST_CUBLASLT"
 """Names the real libcublasLt.so.13, for the tests that hold a stand-in to it."""
+CUDART = "PINNER_TEST_CUDART"
+"""Names the real libcudart.so.13, for the same."""
 
 
 def soak() -> bool:

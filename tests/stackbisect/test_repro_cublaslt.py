@@ -15,9 +15,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pinner.inside.choosers.cublaslt import layout
+from pinner.inside.evidence.trace import capture_cublaslt
+from pinner.inside.evidence.trace.capture import NotCaptured
 from stackbisect.repro import captured, form, read_cublaslt
 from stackbisect.repro.calls import Program
 from stackbisect.repro.capture import Made
@@ -127,14 +131,64 @@ def test_operands_are_what_the_call_got(
     assert printed(tmp_path / name, planted, "") != found.expected
 
 
+PLAIN = {
+    **{name: layout.DEFAULTS[name] for name, *_ in layout.PROBLEM},
+    **{f"{matrix}_{each}": 8 for matrix in "abcd" for each in ("rows", "cols", "ld")},
+    **{f"{matrix}_batch": 1 for matrix in "abcd"},
+}
+
+
+@pytest.mark.parametrize(
+    ("problem", "raw", "said"),
+    [
+        ({}, {"status": 15}, "it failed with status 15"),
+        ({"pointer_mode": 1}, {}, "its scalars are in the memory of the device"),
+        ({}, {"pointers": 1}, "it has scales"),
+        ({"epilogue": 130}, {}, "its epilogue is number 130"),
+        ({"a_type": 33}, {}, "the type of A is number 33"),
+        ({"b_order": 2}, {}, "the layout of B"),
+        ({"emulation": 1}, {}, "it emulates its type"),
+        ({}, {"symbol": b"cublasSgemm_v2"}, "a call of cuBLAS itself"),
+        ({}, {"beta": (1, 0)}, "it adds to what was in D"),
+        ({}, {"address": (1 << 20, 2 << 20, 0, 1 << 20)}, "it writes over its operand A"),
+    ],
+)
+def test_a_call_that_cannot_be_made_again_says_why(
+    problem: dict[str, int], raw: dict[str, Any], said: str
+) -> None:
+    call = layout.Call(address=(1 << 20, 2 << 20, 3 << 20, 3 << 20))
+    for name, value in raw.items():
+        kind = type(getattr(call, name))
+        setattr(call, name, kind(*value) if isinstance(value, tuple) else value)
+    known = {**PLAIN, **problem}
+    with pytest.raises(NotCaptured) as found:
+        capture_cublaslt._refuse(known, call)
+        address = dict(zip(capture_cublaslt.OPERANDS, call.address, strict=True))
+        capture_cublaslt._needed(known, call, address)
+    assert said in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "size"),
+    [
+        ({}, (7 * 8 + 8) * 4),
+        ({"a_ld": 10}, (7 * 10 + 8) * 4),
+        ({"a_rows": 3, "a_order": 1, "a_type": 14}, (2 * 8 + 8) * 2),
+        ({"a_batch": 3, "a_stride": 100}, (2 * 100 + 64) * 4),
+    ],
+)
+def test_the_bytes_of_an_operand(changed: dict[str, int], size: int) -> None:
+    assert capture_cublaslt.span({**PLAIN, **changed}, "a") == size
+
+
 def test_the_names_of_cudart_are_the_real_ones() -> None:
     names = ("cudaMalloc", "cudaMemcpy", "cudaDeviceSynchronize")
     fake = ctypes.CDLL(str(built() / "libcudart.so.13"))
     assert all(hasattr(fake, name) for name in names)
-    found = [os.environ.get("CUDART", ""), ctypes.util.find_library("cudart") or ""]
+    found = [os.environ.get(lanes.CUDART, ""), ctypes.util.find_library("cudart") or ""]
     real = next((path for path in found if path), None)
     if real is None:
-        pytest.skip("needs libcudart (CUDART names one)")
+        pytest.skip(f"needs libcudart ({lanes.CUDART} names one)")
     library = ctypes.CDLL(real)
     assert all(hasattr(library, name) for name in names)
 

@@ -355,7 +355,8 @@ class TestNames:
             assert name not in found.body.replace("one's own", "")
         assert "NOTED: tl.constexpr = 3" in found.body
         assert "behind ½ a line" in found.body
-        assert "@triton.jit(do_not_specialize=['x'])" in found.body
+        assert "EPS_own = tl.constexpr(0.5)" in found.body
+        assert '@triton.jit(do_not_specialize=["x"])' in found.body
         assert found.imports == (
             "from triton.language import exp2",
             "from triton.language.extra import libdevice",

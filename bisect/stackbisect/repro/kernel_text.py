@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -385,7 +386,9 @@ class _Writing:
         elif kind == "import":
             self._import(key[1], key[2], self._new(key, _last(path)))
         elif kind == _CONSTANT:
-            name = self._new(key, _constant_name(path))
+            origin = means[3][0].rpartition(".")[2].strip("_") if means[3] else ""
+            own = _constant_name(path)
+            name = self._new(key, own, *([f"{own}_{origin}"] if origin else []))
             note = ": tl.constexpr" if means[2] else ""
             self._constants.append(f"{name}{note} = {means[1]}")
         elif kind == _MODULE:
@@ -447,7 +450,10 @@ def _decorators(function: Mapping[str, Any]) -> list[str]:
         return []
     if function["kind"] == "constexpr":
         return ["@triton.constexpr_function"]
-    given = ", ".join(f"{name}={value!r}" for name, value in function["options"].items())
+    given = ", ".join(
+        f"{name}={json.dumps(value) if isinstance(value, list) else repr(value)}"
+        for name, value in function["options"].items()
+    )
     return [f"@triton.jit({given})" if given else "@triton.jit"]
 
 
