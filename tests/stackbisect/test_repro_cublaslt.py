@@ -160,11 +160,8 @@ def test_a_call_that_cannot_be_made_again_says_why(
     for name, value in raw.items():
         kind = type(getattr(call, name))
         setattr(call, name, kind(*value) if isinstance(value, tuple) else value)
-    known = {**PLAIN, **problem}
     with pytest.raises(NotCaptured) as found:
-        capture_cublaslt._refuse(known, call)
-        address = dict(zip(capture_cublaslt.OPERANDS, call.address, strict=True))
-        capture_cublaslt._needed(known, call, address)
+        capture_cublaslt.needed({**PLAIN, **problem}, call)
     assert said in str(found.value)
 
 

@@ -46,10 +46,9 @@ def look(recorder: Recorder, call: Call, place: Tuple[str, str], tensors: Sequen
 def _facts(capture: Capture, raw: Any, tensors: Sequence[Any]) -> Dict[str, Any]:
     """What a repro needs to make the call again. Raises NotCaptured."""
     problem = layout.named(layout.KEY_NAMES[: len(layout.PROBLEM)], raw.key.value)
-    _refuse(problem, raw)
     address = dict(zip(OPERANDS, raw.address))
     operands: Dict[str, int] = {}
-    for name in _needed(problem, raw, address):
+    for name in needed(problem, raw):
         size = span(problem, name)
         memory = _memory(capture.torch, tensors, address[name], size)
         if memory is None:
@@ -102,8 +101,13 @@ def _refuse(problem: Dict[str, int], raw: Any) -> None:
         raise NotCaptured(why)
 
 
-def _needed(problem: Dict[str, int], raw: Any, address: Dict[str, int]) -> List[str]:
-    """The operands whose memory is taken. Raises NotCaptured for one that is written over."""
+def needed(problem: Dict[str, int], raw: Any) -> List[str]:
+    """The operands whose memory is taken. Raises NotCaptured for a call that it does not tell of.
+
+    raw: the layout.Call.
+    """
+    _refuse(problem, raw)
+    address = dict(zip(OPERANDS, raw.address))
     found = ["a", "b", "d"]
     if any(raw.beta):
         if address["c"] == address["d"]:
