@@ -152,7 +152,7 @@ class Arrays:
         run = self.run
 
         def around(before: Any) -> Any:
-            def call(ufunc: Any, *args: Any, **kwargs: Any) -> Any:
+            def call(ufunc: Any, /, *args: Any, **kwargs: Any) -> Any:
                 facts = known.get(ufunc)
                 if facts is None:
                     facts = known[ufunc] = array_facts.of_ufunc(ufunc, method)
@@ -167,7 +167,7 @@ class Arrays:
         run, known = self.run, self._facts
 
         def around(before: Any) -> Any:
-            def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            def call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
                 facts = known.get(function)
                 if facts is None:
                     facts = known[function] = array_facts.of_function(function)
