@@ -92,15 +92,17 @@ def of_method(name: str) -> Facts:
     return Facts("numpy", "numpy.ndarray." + name, outs, method=True)
 
 
+def is_of_program(ufunc: Any) -> bool:
+    """Whether a ufunc calls a function of the program for each element: `vectorize` makes many."""
+    return not set("".join(ufunc.types)) - set("O->")
+
+
 def of_ufunc(ufunc: Any, method: str) -> Facts:
     """Of a ufunc, or of a method of one; the ufunc is not among its arguments."""
     module, path = _found(ufunc, "", ufunc.__name__)
     if method == "__call__":
-        found = Facts(module, path, range(ufunc.nin, 1 << 16))
-    else:
-        found = _with_out(module, path + "." + method, method)
-    found.passes = not set("".join(ufunc.types)) - set("O->")  # a function of the program
-    return found
+        return Facts(module, path, range(ufunc.nin, 1 << 16))
+    return _with_out(module, path + "." + method, method)
 
 
 def _with_out(module: str, path: str, name: str) -> Facts:
