@@ -305,6 +305,7 @@ def _enforce(arguments: argparse.Namespace) -> int:
         report=arguments.report,
         expect=arguments.expect,
         folder=arguments.dir,
+        agree=arguments.agree,
     )
     outcome = enforce.enforce(options, os.environ, say)
     for line in outcome.lines:
@@ -614,6 +615,16 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
+    return seconds
+
+
 def _expression(text: str) -> str:
     try:
         re.compile(text.encode())
@@ -805,6 +816,15 @@ def _add_enforce(parser: argparse.ArgumentParser) -> None:
     _add_lock(parser)
     _add_evidence(parser)
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the coverage as JSON")
+    parser.add_argument(
+        "--agree",
+        metavar="SECONDS",
+        type=_seconds,
+        nargs="?",
+        const=120.0,
+        help="ranks compare lock, pins, profile and stack in init_process_group; all of them end "
+        "within SECONDS (default: 120) where one differs or is not there",
+    )
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
     )

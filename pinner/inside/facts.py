@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from . import faults, ledger, loaded, nvml, pins, session, stack_rules
 
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Optional, Tuple, Union
+    from typing import Callable, Dict, List, Optional, Tuple, Union
 
     Facts = Dict[str, Union[str, int]]
 
@@ -182,6 +182,8 @@ def _refuse_differences() -> None:
     if not locked:
         return
     found = stack_rules.hard_mismatches(locked, collect(), active.allow)
+    if found and _tells_the_others(found):
+        return
     if found:
         faults.die(
             "the stack here is not the locked one, %d hard %s:"
@@ -189,6 +191,20 @@ def _refuse_differences() -> None:
             table=[("field", "locked", "here")] + [each.row() for each in found],
             advice="install what was locked, allow a field with --allow FIELD, or record again",
         )
+
+
+def _tells_the_others(found: List[stack_rules.Mismatch]) -> bool:
+    """Whether the ranks compare their facts later (see agree.py), so that all end alike."""
+    active = session.current()
+    if active is None or active.agree is None:
+        return False
+    from . import agree
+
+    if not agree.may_wait():
+        return False
+    rows = "; ".join(str(each) for each in found)
+    agree.wait_with("the stack here is not the locked one: %s" % rows)
+    return True
 
 
 def _once(name: str, read: Callable[[], Facts]) -> Facts:

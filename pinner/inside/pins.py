@@ -67,9 +67,22 @@ def load() -> Pins:
         try:
             _loaded = Pins({}) if path is None else read(path)
         except faults.StartFault as error:
-            faults.die(str(error))
+            _refuse(str(error))
+            _loaded = Pins({})
         _loaded_from = path
     return _loaded
+
+
+def _refuse(cause: str) -> None:
+    """End the process, or keep the cause for the other ranks where they wait to hear of it."""
+    active = session.current()
+    if active is not None and active.agree is not None:
+        from . import agree
+
+        if agree.may_wait():
+            agree.wait_with(cause)
+            return
+    faults.die(cause)
 
 
 def triton_kernel(name: str) -> Optional[Dict[str, Any]]:

@@ -26,6 +26,7 @@ class Session:
     pins: absolute path of the compiled lock, or None
     taps: compiled metric taps
     evidence: whether fingerprints are written
+    agree: seconds within which the ranks agree (see agree.py), or None
     allow: names of hard stack fields that may differ
     cublaslt: whether cuBLASLt is watched: "auto" (where it can be), "on" or "off"
     replay: launch every decided kernel twice, to find one that is not deterministic
@@ -38,6 +39,7 @@ class Session:
     """
 
     __slots__ = (
+        "agree",
         "allow",
         "created",
         "cublaslt",
@@ -62,6 +64,7 @@ class Session:
         self.pins: Optional[str] = fields.get("pins")
         self.taps: List[Dict[str, Any]] = fields.get("taps") or []
         self.evidence: bool = fields.get("evidence", True)
+        self.agree: Optional[float] = fields.get("agree")
         self.allow: List[str] = fields.get("allow") or []
         self.cublaslt: str = fields.get("cublaslt", "auto")
         self.replay: bool = fields.get("replay", False)

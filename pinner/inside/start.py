@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from . import imports, ledger, pins, session, stand_in
+from . import faults, imports, ledger, pins, session, stand_in
 
 TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
@@ -45,11 +45,13 @@ def begin(environ: Mapping[str, str]) -> None:
     if active is None:
         return
     if active.pins is not None:
-        pins.check_end(active.pins)
+        _check_pins(active, active.pins)
     ledger.prepare()
     _begun = True
     imports.install()
     stand_in.offer()
+    if active.agree is not None:
+        _begin_agree()
     ledger.at_first_line(_facts_at_first_line)
     ledger.at_exit(_refuse_bypass)
     if active.policy is not None or active.locked_policy:
@@ -71,6 +73,23 @@ def begin(environ: Mapping[str, str]) -> None:
         _begin_trace(active.trace)
     if environ.get("PINNER_VERIFY_RESUME"):
         _begin_resume(environ)
+
+
+def _check_pins(active: session.Session, path: str) -> None:
+    try:
+        pins.check_end(path)
+    except faults.StartFault as error:
+        from . import agree
+
+        if not agree.may_wait():
+            raise
+        agree.wait_with(str(error))
+
+
+def _begin_agree() -> None:
+    from . import agree
+
+    agree.begin(imports.after)
 
 
 def _before_torch() -> None:
@@ -148,8 +167,6 @@ def _refuse_bypass() -> None:
     """End the process where torch or Triton came in past the hooks: it ran without pinner."""
     for name in ("torch", "triton.runtime.autotuner"):
         if imports.passed_by(name):
-            from . import faults
-
             ahead = ", ".join(imports.finders_ahead()) or "a finder that is gone by now"
             faults.die(
                 "%s was imported past pinner, so what it decided was not pinned: %s stands before "

@@ -13,6 +13,7 @@ from typing import Any
 
 from pinner.compare import evidence, locked
 from pinner.durable import replace_text
+from pinner.inside import agree
 from pinner.launch import command_line, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
@@ -37,6 +38,11 @@ _TUNES_APART = (
     "record the keys that were missed, or take --on-miss fallback"
 )
 
+_NOBODY_ASKED = (
+    "--agree: nothing was exchanged in a world of {world}: no rank came through "
+    "torch.distributed.init_process_group"
+)
+
 Say = Callable[[str], None]
 
 
@@ -50,6 +56,8 @@ class Options:
 
     verify: whether the evidence is compared with the lock's. report: a file for the coverage.
     folder: where the run's folder stays; None for a temporary one.
+    agree: seconds within which the ranks must show that they have one lock and one stack; None
+    where nobody asked.
     """
 
     job: one_run.Job
@@ -61,6 +69,7 @@ class Options:
     report: Path | None = None
     expect: int | None = None
     folder: Path | None = None
+    agree: float | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +251,7 @@ def _settings(options: Options, job: one_run.Job, environ: Mapping[str, str]) ->
         on_miss=options.on_miss,
         evidence=options.verify,
         allow=options.allow,
+        agree=options.agree,
     )
 
 
@@ -271,7 +281,13 @@ def _broken(options: Options, run: Run, coverage: Coverage) -> list[str]:
     worlds = [ledger.process.world for ledger in run.ledgers if ledger.process.world is not None]
     if options.on_miss == "tune" and max([1, *worlds]) > 1:
         found.append(_TUNES_APART.format(world=max(worlds)))
+    if options.agree is not None and max([1, *worlds]) > 1 and not _agreed(run):
+        found.append(_NOBODY_ASKED.format(world=max(worlds)))
     return found
+
+
+def _agreed(run: Run) -> bool:
+    return any(problem.chooser == agree.CHOOSER for _, problem in run.problems("note"))
 
 
 def _absent(

@@ -59,6 +59,7 @@ class Settings:
     taps: tuple[Mapping[str, Any], ...] = ()
     evidence: bool = True
     allow: tuple[str, ...] = ()
+    agree: float | None = None  # seconds; see `pinner/inside/agree.py`
     replay: bool = False
     cublaslt: CublasLt = "auto"
     hidden_pythonpath: str | None = None
@@ -261,6 +262,7 @@ def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
         "run": settings.run,
         "hidden_pythonpath": settings.hidden_pythonpath,
         "created": settings.created,
+        **({} if settings.agree is None else {"agree": settings.agree}),
         **({} if settings.policy is None else {"policy": dict(settings.policy)}),
         **({} if settings.trace is None else {"trace": dict(settings.trace)}),
     }
@@ -275,6 +277,7 @@ def _from_json(fields: Mapping[str, Any]) -> Settings:
         taps=tuple(fields["taps"]),
         evidence=fields["evidence"],
         allow=tuple(fields["allow"]),
+        agree=fields.get("agree"),
         replay=fields["replay"],
         cublaslt=fields.get("cublaslt", "auto"),
         hidden_pythonpath=fields["hidden_pythonpath"],

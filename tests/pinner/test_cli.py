@@ -48,7 +48,7 @@ def pinner(recorded: Path, tmp_path: Path) -> Pinner:
         (["record", "--phase", "seal", "--dir", "d", "--", "true"], "runs nothing"),
         (["record", "--fresh", "--", "true"], "--phase"),
         (["record", "-o", "no/folder/x.toml", "--", "true"], "-o no/folder/x.toml"),
-        (["enforce", "--agree", "--", "true"], "--agree"),
+        (["enforce", "--agree", "0", "--", "true"], "expected a number of seconds"),
         (["enforce", "--expect", "0", "--", "true"], "at least 1"),
         (["show", "--", "true"], "no `--`"),
         (["diff", "a.toml"], "B"),
