@@ -24,8 +24,19 @@ from typing import Any
 import pytest
 
 from pinner.inside.evidence.trace import capture_triton, kernel_source
-from stackbisect.repro import capture, extract, form, kernel_text, prove, sides, triton_case
+from stackbisect.repro import (
+    capture,
+    extract,
+    form,
+    kernel_text,
+    passes,
+    prove,
+    shrink,
+    sides,
+    triton_case,
+)
 from stackbisect.repro.calls import Program
+from stackbisect.repro.commands import Budget
 from stackbisect.repro.extract import NoCase
 from stackbisect.repro.kernel_text import NoText, Text
 from stackbisect.repro.locate import Site
@@ -552,22 +563,29 @@ class TestLaunches:
         script = found.files()[form.SCRIPT].decode()
         assert "from smallmix.mixing import mix\n" in script
         assert not {"pinner", "stackbisect", "blocks", "train", "heuristics"} & set(script.split())
-        proof = prove.prove(found.files(), both.good, both.bad, quiet, times=1)
+        one_program = next(iter(passes.grid(found))).apply(found)
+        assert isinstance(one_program, Program)
+        assert one_program.kernel.grid == (1, 1, 1)
+        proof = prove.prove(one_program.files(), both.good, both.bad, quiet, times=1)
         assert isinstance(proof, prove.Proof), proof
         (note,) = found.notes
         assert "`smallmix.mixing.mix`" in note
         assert "+    return bias + _norm(x)" in note
 
     @pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
-    def test_from_two_stacks_to_a_folder(self, tmp_path: Path) -> None:
+    def test_from_two_stacks_to_one_program(self, tmp_path: Path) -> None:
         both = stacks(tmp_path)
-        asked = extract.Asked(both.argv, tmp_path / "found", capture.capture, None, times=2)
+        smaller = shrink.within(Budget(tries=250))
+        asked = extract.Asked(both.argv, tmp_path / "found", capture.capture, smaller, times=2)
         outcome = extract.extract(both.good, both.bad, asked, quiet)
         assert outcome.exit == extract.EXTRACTED, outcome.text
         made = form.read(tmp_path / "found")
         assert made.finding.kind == "triton"
         assert made.difference is not None
         assert made.stack("bad").versions["smallmix"] == "1.1"
+        assert made.shrink is not None
+        assert made.shrink.elements <= 4
+        assert "kernel[(1,)](" in (tmp_path / "found" / form.SCRIPT).read_text()
         page = (tmp_path / "found" / form.TEXT).read_text()
         assert "--- smallmix 1.0\n+++ smallmix 1.1" in page
 
