@@ -87,6 +87,14 @@ both was compared and is equal; 2 where one has no baseline, or was killed, and 
 equal."""
 
 
+DOCTOR = """\
+Looks for what stands in the way of a run that repeats, and changes nothing: variables that are
+missing, not accepted, contradictory, read by no library, or (with CMD) set too late; the stack and
+the installed attention; the C compiler; and whether a lock fits. With CMD it runs that once, as it
+is, and adds what was seen. Exit codes: 1 where there is more than notes, 4 where the lock does not
+fit. For an image: run it in a container, with the image's Python."""
+
+
 class _Usage(Exception):
     """A command line that cannot be meant."""
 
@@ -441,6 +449,27 @@ def _audit(arguments: argparse.Namespace) -> int:
     return outcome.exit or (0 if printed else UNREADABLE)
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pinner.launch import doctoring
+    from pinner.launch.one_run import Job
+
+    if arguments.cmd is not None:
+        _refuse_obstacles(arguments)
+    command = () if arguments.cmd is None else tuple(_command(arguments))
+    lock = arguments.lock or (_DEFAULT if _DEFAULT.exists() else None)
+    options = doctoring.Options(
+        job=Job(argv=command, cublaslt=arguments.cublaslt, output=2),
+        profile=arguments.profile,
+        role=arguments.role,
+        lock=lock,
+    )
+    outcome = doctoring.examine(options, os.environ, say)
+    printed = _print(_json(outcome.to_json()) if arguments.json else outcome.text)
+    if outcome.failed:
+        say(outcome.failed)
+    return outcome.exit or (0 if printed else UNREADABLE)
+
+
 def _trace(arguments: argparse.Namespace) -> int:
     from pinner.launch import enforce, tracing
 
@@ -556,7 +585,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-_RUNS = ("record", "enforce", "audit", "trace", "verify")
+_RUNS = ("record", "enforce", "audit", "doctor", "trace", "verify")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -659,6 +688,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A", type=Path)
     diff.add_argument("b", metavar="B", type=Path)
     _add_audit(_add(commands, "audit", _audit, "say how a run makes its choices", AUDIT))
+    _add_doctor(_add(commands, "doctor", _doctor, "say what keeps a run from repeating", DOCTOR))
     _add_trace(_add(commands, "trace", _trace, "write down what goes on inside a run", TRACE))
     _add_verify(_add(commands, "verify", _verify, "show that runs repeat bit for bit", VERIFY))
     compare = _add(commands, "compare", _compare, "say where two runs part first", COMPARE)
@@ -704,6 +734,7 @@ _USAGES = {
     "record": "pinner record [options] -- CMD",
     "enforce": "pinner enforce [options] -- CMD",
     "audit": "pinner audit [options] -- CMD",
+    "doctor": "pinner doctor [options] [-- CMD]",
     "trace": "pinner trace -o DIR [options] -- CMD",
     "verify": "pinner verify [--runs N | --scale 1,2,4 | --resume] [options] -- CMD",
     "check": "pinner check LOCK [options] [-- PYTHON]",
@@ -836,6 +867,14 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
     )
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_profile(parser, "whose rules hold (default: the lock's, else deterministic)")
+    parser.add_argument(
+        "-l", "--lock", metavar="FILE", type=Path, help=f"default: {_DEFAULT}, where there is one"
+    )
+    _add_cublaslt(parser)
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:

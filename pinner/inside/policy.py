@@ -60,6 +60,11 @@ _held: Optional[_Held] = None
 def begin(active: session.Session) -> None:
     """Set the variables that nobody set, and wait for torch. Without a profile: nothing."""
     global _held
+    if active.policy is not None and active.policy.get("watch"):  # `pinner doctor`: nothing is set
+        from . import checkup
+
+        checkup.begin(active.policy["rules"])
+        return
     _held = _rules_of(active)
     if _held is None:
         return

@@ -183,16 +183,7 @@ def facts_of(python: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="pinner-facts-") as folder:
         settings = Settings(mode="observe", run="facts", created=session_dir.now(), cublaslt="off")
         session = session_dir.create(Path(folder) / "facts", settings)
-        try:
-            done = subprocess.run(
-                [*python, "-c", _REPORT_FACTS],
-                env=session.environment(environ),
-                capture_output=True,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            raise NoFacts(f"cannot start {python[0]}: {error.strerror}") from error
+        done = report_facts(python, session, environ)
         facts: dict[str, Any] = {}
         for _, found in collect(session).facts():
             facts.update(found)
@@ -203,3 +194,19 @@ def facts_of(python: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any
             f"{done.returncode}: {last}); name a Python interpreter after `--`"
         )
     return facts
+
+
+def report_facts(
+    python: Sequence[str], session: SessionDir, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Makes a process of this Python write its stack facts. Raises `NoFacts` if none starts."""
+    try:
+        return subprocess.run(
+            [*python, "-c", _REPORT_FACTS],
+            env=session.environment(environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise NoFacts(f"cannot start {python[0]}: {error.strerror}") from error

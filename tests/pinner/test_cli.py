@@ -64,7 +64,9 @@ def test_usage_errors_end_with_64_and_name_what_is_wrong(
     assert "--help" in said.err
 
 
-@pytest.mark.parametrize("command", ["record", "enforce", "env", "show", "check", "diff", "merge"])
+@pytest.mark.parametrize(
+    "command", ["record", "enforce", "env", "show", "check", "diff", "doctor", "merge"]
+)
 def test_every_command_has_help_with_the_exit_codes(tmp_path: Path, command: str) -> None:
     said = Pinner(tmp_path)(command, "--help")
     assert said.code == 0
