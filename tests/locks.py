@@ -334,6 +334,7 @@ def locks(draw: st.DrawFn) -> Lock:
                 complete=st.booleans(),
                 runs=st.integers(int(sealed), 9),
                 world_size=st.integers(1, 4096),
+                hosts=st.integers(1, 512),
                 conflicts=st.integers(0, 99),
             )
         ),

@@ -14,7 +14,7 @@ from typing import Any
 from pinner.compare import evidence, locked
 from pinner.durable import replace_text
 from pinner.inside import agree
-from pinner.launch import command_line, judge, one_run, session_dir
+from pinner.launch import command_line, judge, one_run, participation, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.coverage import Coverage, cover
@@ -190,6 +190,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
     part = judge.participation(run, expect=options.expect, own=one_run.own_place())
     broken = [*_broken(options, run, coverage), *(item.text for item in unpinned if item.loaded)]
     broken += _absent(options, run, part.missing, unpinned)
+    grown = participation.larger(lock.run, part)
     differing, uncompared = _compared(verification)
     exit_code = _exit(code, run, broken, differing, uncompared)
     lines = (
@@ -197,6 +198,7 @@ def judged(options: Options, lock: Lock, run: Run, code: int) -> Outcome:
         *judge.fault_texts(run),
         *(f"broken pins: {text}" for text in broken),
         *(f"note: {item.text}" for item in unpinned if not item.loaded),
+        *([] if grown is None else [f"note: {grown}"]),
         *(f"note: {text}" for text in coverage.notes),
         *(f"note: {text}" for x in run.launchers for text in x.texts("missing")),
         *(f"note: {text}" for text in judge.silent_taps(run)),

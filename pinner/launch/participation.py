@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pinner.lockfile.ledgers import ProcessRecord
+from pinner.lockfile.schema import Run
 
 # So many absent ranks are named one by one.
 _NAMED = 8
@@ -18,12 +19,14 @@ class Participation:
     processes: those that reported, torchrun's agents left out.
     world: the largest world size that was seen, at least 1.
     missing: one line for each that had to report and did not.
+    hosts: on how many hosts ranks reported, at least 1.
     """
 
     processes: int
     ranks: tuple[int, ...]
     world: int
     missing: tuple[str, ...]
+    hosts: int = 1
 
     @property
     def complete(self) -> bool:
@@ -53,7 +56,27 @@ def judge(
     ranks = tuple(sorted({p.rank for p in working if p.rank is not None}))
     worlds = sorted({p.world for p in working if p.world is not None})
     missing = _missing(len(working), ranks, worlds, expect, own)
-    return Participation(len(working), ranks, max([1, *worlds]), missing)
+    hosts = {p.host for p in working if p.rank is not None}
+    return Participation(len(working), ranks, max([1, *worlds]), missing, max(1, len(hosts)))
+
+
+def larger(locked: Run, found: Participation) -> str | None:
+    """A line where a run has more ranks or hosts than the one that was validated.
+
+    Where there are more, sums are split and added in another order: the pins hold, the evidence
+    says nothing of these bits.
+    """
+    if found.world <= locked.world_size and found.hosts <= locked.hosts:
+        return None
+    return (
+        f"the lock was validated with {_size(locked.world_size, locked.hosts)}, this run has "
+        f"{_size(found.world, found.hosts)}: its choices are forced all the same, but that this "
+        "run repeats has not been shown; record at this size, or compare with --verify"
+    )
+
+
+def _size(ranks: int, hosts: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"
 
 
 def _missing(

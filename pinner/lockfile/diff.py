@@ -293,6 +293,7 @@ def _run(run: Run) -> dict[str, Any]:
         "complete": run.complete,
         "runs": run.runs,
         "world_size": run.world_size,
+        "hosts": run.hosts,
         "conflicts": run.conflicts,
     }
 

@@ -99,8 +99,8 @@ class Table:
         value: bool = self._take(field, bool)
         return value
 
-    def integer(self, field: str, least: int | None = 0) -> int:
-        value: int = self._take(field, int)
+    def integer(self, field: str, least: int | None = 0, default: int | None = None) -> int:
+        value: int = self._take(field, int, default)
         if least is not None and value < least:
             raise self.error(field, f"expected an integer of at least {least}, found {value}")
         return value

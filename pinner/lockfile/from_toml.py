@@ -153,6 +153,7 @@ def _run(table: Table) -> Run:
         complete=table.boolean("complete"),
         runs=table.integer("runs"),
         world_size=table.integer("world_size", least=1),
+        hosts=table.integer("hosts", least=1, default=1),
         conflicts=table.integer("conflicts"),
     )
     table.close()

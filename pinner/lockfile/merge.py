@@ -94,6 +94,7 @@ class Draft:
     fact_conflicts: tuple[FactConflict, ...]
     processes: tuple[ProcessRecord, ...]
     world_size: int
+    hosts: int
     policy: Values
     settings: tuple[Setting, ...]
     setting_conflicts: tuple[SettingConflict, ...]
@@ -134,12 +135,13 @@ def merge_ledgers(ledgers: Iterable[ProcessLedger], on_conflict: Rule = "fastest
 def draft_lock(draft: Draft, run: Run, policy: Values, evidence: Evidence) -> Lock:
     """The lock that a draft makes.
 
-    ``run`` gets the draft's world size and number of conflicts, and is complete only where the
-    draft has no holes. ``policy`` gets the switches that recording set.
+    ``run`` gets the draft's world size, hosts and number of conflicts, and is complete only where
+    the draft has no holes. ``policy`` gets the switches that recording set.
     """
     run = replace(
         run,
         world_size=draft.world_size,
+        hosts=draft.hosts,
         conflicts=len(draft.conflicts),
         complete=run.complete and not draft.holes,
     )
@@ -309,6 +311,7 @@ def _draft(gathered: _Gathered, rule: Rule) -> Draft:
         fact_conflicts=_fact_conflicts(gathered, names, stack),
         processes=tuple(sorted(gathered.processes, key=lambda process: process.order)),
         world_size=_world_size(gathered.processes),
+        hosts=max(1, len({each.host for each in gathered.processes if each.rank is not None})),
         policy=switches.policy,
         settings=switches.settings,
         setting_conflicts=switches.conflicts,

@@ -45,6 +45,7 @@ class Run:
     complete: bool = False  # every rank reported and every choice that was seen could be pinned
     runs: int = 0
     world_size: int = 1
+    hosts: int = 1  # that its ranks ran on
     conflicts: int = 0  # keys for which the ranks' timings disagreed
 
 

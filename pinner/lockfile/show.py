@@ -56,7 +56,8 @@ def _summary(lock: Lock) -> Iterator[str]:
     yield f"command:  {shlex.join(run.command)}"
     yield f"written:  {run.created} by pinner {run.pinner}"
     yield f"state:    {_state(lock)}"
-    yield f"ranks:    {run.world_size}, which disagreed on {run.conflicts} keys"
+    hosts = "" if run.hosts == 1 else f" on {run.hosts} hosts"
+    yield f"ranks:    {run.world_size}{hosts}, which disagreed on {run.conflicts} keys"
     if lock.triton or not lock.entries:
         yield f"choices:  {_count(lock.triton)}, {_timed(lock.triton)} decided by timing"
     if lock.inductor:

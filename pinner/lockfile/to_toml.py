@@ -92,6 +92,8 @@ def _run(run: Run) -> Iterator[str]:
     yield assignment("complete", run.complete)
     yield assignment("runs", run.runs)
     yield assignment("world_size", run.world_size)
+    if run.hosts > 1:
+        yield assignment("hosts", run.hosts)
     yield assignment("conflicts", run.conflicts)
 
 

@@ -213,6 +213,9 @@ def test_under_torchrun_ranks_end_alike_in_each_attempt_and_meet_when_they_are_w
     assert "rank 1 cannot force a pin, so every rank stops: the locked config" in found.err
     assert found.code == 96  # ranks refused in attempts before; torchrun itself ended with 1
     assert error in found.err
+    assert (
+        "the lock was validated with 1 rank on 1 host, this run has 4 ranks on 1 host" in found.err
+    )
 
     assert (tmp_path / "pinner.lock.toml").read_bytes() == lock
     firsts = [json.loads(path.read_text().splitlines()[0]) for path in _ledgers(tmp_path)]

@@ -319,6 +319,23 @@ def who(
     return ProcessRecord(1, "h", rank, world, "r", argv, "")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "more"), [(2, 1, False), (1, 1, False), (4, 1, True), (2, 2, True)]
+)
+def test_a_run_of_more_ranks_or_hosts_than_were_validated_is_told(
+    ranks: int, hosts: int, more: bool
+) -> None:
+    processes = [
+        ProcessRecord(1, f"h{rank % hosts}", rank, ranks, "r", ("train.py",), "")
+        for rank in range(ranks)
+    ]
+    locked = Run(("train.py",), "", "", world_size=2, hosts=1)
+    text = participation.larger(locked, participation.judge(processes))
+    size = f"{ranks} ranks on {hosts} host"
+    assert (text is not None) == more
+    assert text is None or ("validated with 2 ranks on 1 host, " in text and size in text)
+
+
 class TestWhoHadToTakePart:
     def test_somebody(self) -> None:
         assert participation.judge([]).missing == ("no process took part",)

@@ -140,6 +140,7 @@ BROKEN = [
     ("sealed = true", "sealed = true\nsealled = true", "did you mean 'sealed'", "sealled"),
     ("runs = 2", "runs = -1", "at least 0, found -1", "runs"),
     ("world_size = 1", "world_size = 0", "at least 1", "world_size"),
+    ("world_size = 1", "world_size = 1\nhosts = 0", "at least 1", "hosts"),
     (
         "alternatives = 9",
         "alternatives = 9.0",

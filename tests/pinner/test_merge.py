@@ -622,6 +622,19 @@ def test_the_world_is_the_one_that_ranks_were_told_of() -> None:
     assert _draft().world_size == 1
 
 
+def test_the_hosts_are_those_of_the_ranks() -> None:
+    def ledger(rank: int | None, host: str) -> ProcessLedger:
+        made = ledger_of([{**locks.process_line(rank), "host": host}])
+        assert made is not None
+        return made
+
+    ledgers = [ledger(0, "a"), ledger(1, "a"), ledger(2, "b"), ledger(None, "login")]
+    lock = draft_lock(_draft(*ledgers), locks.lock().run, {}, locks.lock().evidence)
+    assert lock.run.hosts == 2
+    assert "hosts = 2" in dumps(lock)
+    assert _draft(ledger(None, "login")).hosts == 1
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
