@@ -124,14 +124,16 @@ def seal(shared: Shared, say: Say) -> Outcome:
 def run_name(given: str | None, environ: Mapping[str, str]) -> str:
     """The name by which the launchers of one run find each other.
 
-    Slurm's job and step, torchrun's rendezvous id, or a new name for a launcher that is alone.
+    Slurm's job and step (a job that was requeued counts its steps from 0 again), torchrun's
+    rendezvous id, or a new name for a launcher that is alone.
     Raises `NameNeeded` where there are several and nothing that they share.
     """
     if given is not None:
         return _plain(given)
     job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
     if job and step:
-        return _plain(f"{job}.{step}")
+        again = environ.get("SLURM_RESTART_COUNT", "0")
+        return _plain(f"{job}.{step}" + (f".restart{again}" if again not in ("", "0") else ""))
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic.lower() not in _NO_ID:
         return _plain(elastic)

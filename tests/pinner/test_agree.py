@@ -266,3 +266,32 @@ def test_where_ranks_never_meet_it_is_said_that_nothing_was_exchanged(recorded: 
     found = Pinner(recorded.parent)("enforce", *ALONE, code, timeout=100, **alone, **ONE)
     assert found.code == 97, found.err
     assert "--agree: nothing was exchanged in a world of 2" in found.err
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "ledger.write({'t': 'choice'}); print('decided', flush=True)",
+        "pass",
+        "import time; time.sleep(60); print('decided', flush=True)",
+    ],
+    ids=["at a choice", "at its end", "at the limit"],
+)
+def test_a_rank_that_waits_to_say_why_it_refuses_decides_nothing_meanwhile(
+    recorded: Path, then: str
+) -> None:
+    code = (
+        "from pinner.inside import agree, ledger; agree.GRACE_S = 0.2; assert agree.may_wait();"
+        f"agree.wait_with('the pins are torn'); {then}"
+    )
+    alone = {"RANK": "0", "WORLD_SIZE": "2"}
+    found = Pinner(recorded.parent)("enforce", *ALONE, code, timeout=50, **alone, **ONE)
+    assert (found.code, found.out) == (96, ""), found.err
+    assert "pinner: the pins are torn" in found.err
+
+
+def test_without_a_rank_nobody_waits(recorded: Path) -> None:
+    """Torchrun's agent, or a helper: nobody would hear what it has to say."""
+    code = "from pinner.inside import agree, ledger; ledger.open_now(); assert not agree.may_wait()"
+    found = Pinner(recorded.parent)("enforce", *ALONE, code, timeout=50, **ONE)
+    assert found.code == 0, found.err

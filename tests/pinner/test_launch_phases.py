@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pinner.launch.phases import run_name
 from pinner.lockfile.codec import read_lock
 from tests.command_rig import Pinner, Said, python
 
@@ -190,6 +191,13 @@ class TestOneLauncherForEachTask:
         ranked = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job-5"}
         assert phase(pinner, "observe", RANK="0", **ranked).code == 0
         assert phase(pinner, "observe", RANK="1", **ranked).code == 0
+
+
+def test_a_requeued_job_counts_its_steps_again_and_makes_new_runs() -> None:
+    first = slurm(rank=0, step=0)
+    assert run_name(None, first) == "71.0"
+    assert run_name(None, {**first, "SLURM_RESTART_COUNT": "0"}) == "71.0"
+    assert run_name(None, {**first, "SLURM_RESTART_COUNT": "2"}) == "71.0.restart2"
 
 
 def test_launchers_race_for_the_folder_and_share_it(tmp_path: Path) -> None:
