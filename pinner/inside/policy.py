@@ -176,6 +176,14 @@ def _before_torch() -> None:
             % (held.profile, len(refused), "; ".join(refused))
         )
     _set_missing(held)
+    _bind_attention(held)
+
+
+def _bind_attention(held: _Held) -> None:
+    from . import flash_binding
+
+    if flash_binding.wanted(held.rules, os.environ):
+        flash_binding.begin(CHOOSER)
 
 
 def _missing_text(name: str) -> str:

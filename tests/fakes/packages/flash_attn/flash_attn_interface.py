@@ -1,4 +1,4 @@
-"""Stands in for flash-attn 2.8.4, flash_attn/flash_attn_interface.py: the backward passes alone."""
+"""Stands in for flash-attn 2.8.4, flash_attn/flash_attn_interface.py: what calls its kernels."""
 
 # ruff: noqa: PLR0917 - as many arguments as the real one has
 
@@ -78,4 +78,29 @@ def flash_attn_varlen_func(
         *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, zero_tensors, causal),
         *(*window_size, softcap, deterministic, None, None),
     )
+    return q
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Forward alone: there is no backward pass, and no `deterministic`."""
     return q
