@@ -8,7 +8,8 @@ once, so thousands of ranks cost the store one digest each.
 
 A rank with another stack, or with torn pins, would end before it could tell the others; where it
 has a rank of its own it waits for the exchange instead. It decides nothing meanwhile: it ends at
-the first choice, when the process ends, and after the time limit.
+the first choice, when the process ends, and after the time limit. A rank that met a pin which
+cannot be forced, and ends before `init_process_group`, comes to the exchange on its way out.
 
 From then on a thread of each rank looks once a second whether another one met a pin that cannot be
 forced. It ends the process then: the main thread may be inside of a collective that no exception
@@ -21,6 +22,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import threading
 import time
 
@@ -56,8 +58,10 @@ LOOK_S = 1.0
 _AT_ONCE = 256
 _NAMED = 4
 _FACT = "fact "
+_MODULE = "torch.distributed.distributed_c10d"
 
 _waiting: Optional[str] = None
+_invalid: Optional[str] = None
 _exchanged_by: Optional[int] = None
 
 
@@ -87,7 +91,8 @@ def wait_with(cause: str) -> None:
         return
     _waiting = cause
     ledger.follow(_end_at_a_choice)
-    ledger.at_exit(_end_waiting)
+    ledger.at_exit(_end_waiting)  # callbacks run last to first
+    ledger.at_exit(_tell_at_the_end)
     timer = threading.Timer(active.agree + GRACE_S, _end_waiting)
     timer.daemon = True
     timer.start()
@@ -101,6 +106,38 @@ def _end_waiting() -> None:
 def _end_at_a_choice(line: Dict[str, Any]) -> None:
     if line["t"] == "choice":
         _end_waiting()
+
+
+def _keep_invalid(line: Dict[str, Any]) -> None:
+    global _invalid
+    if _invalid is None and line["t"] == "problem" and line["kind"] == "invalid" and may_wait():
+        _invalid = line["text"]
+        ledger.at_exit(_tell_at_the_end)
+
+
+def _tell_at_the_end() -> None:
+    """Come to the exchange where this rank ends without, so that the others hear why."""
+    module = sys.modules.get(_MODULE)
+    active = session.current()
+    if not (_waiting or _invalid) or module is None or active is None or active.agree is None:
+        return
+    if not may_wait() or "MASTER_ADDR" not in os.environ or _is_child():
+        return
+    timer = _limit(active.agree)
+    try:
+        next(iter(module.rendezvous("env://")))
+    except Disagreement:
+        pass  # it was said
+    except Exception as error:
+        faults.say("cannot tell the other ranks: %s" % faults.describe(error))
+    finally:
+        timer.cancel()
+
+
+def _is_child() -> bool:
+    """Whether this is a helper that a rank started: it has the rank's variables too."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
 
 
 # -- inside of init_process_group ------------------------------------------------------------------
@@ -122,9 +159,7 @@ def install(module: ModuleType) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(_NAMES, args), **kwargs)
         store = given.get("store")
-        timer = threading.Timer(seconds + 2 * GRACE_S, _never_came_back, [seconds])
-        timer.daemon = True
-        timer.start()
+        timer = _limit(seconds)
         try:
             if store is not None:
                 _once(module, store, given.get("rank", -1), given.get("world_size", -1), seconds)
@@ -150,6 +185,13 @@ def install(module: ModuleType) -> None:
 
 
 _NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store")
+
+
+def _limit(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds + 2 * GRACE_S, _never_came_back, [seconds])
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _never_came_back(seconds: float) -> None:
@@ -192,6 +234,8 @@ def fields(waiting: Optional[str] = None) -> Dict[str, str]:
     """Return what this rank has: names to values as text."""
     active = session.current()
     found = {"refused": waiting} if waiting else {}
+    if _invalid:
+        found["invalid pin"] = _invalid
     if active is None:
         return found
     found["--on-miss"] = active.on_miss
@@ -448,4 +492,5 @@ def _stop_looking() -> None:
 
 def begin(after: Callable[[str, Callable[[ModuleType], object]], None]) -> None:
     """Hook torch.distributed. after: `imports.after`."""
-    after("torch.distributed.distributed_c10d", install)
+    after(_MODULE, install)
+    ledger.follow(_keep_invalid)

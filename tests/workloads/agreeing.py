@@ -2,6 +2,7 @@
 
 PLANTS names a folder of a distribution that only one rank sees: PLANTS/ATTEMPT-RANK. STUCK: the
 rank that meets a pin which cannot be forced, once the ranks have met, and comes to no collective.
+EARLY: the rank that meets it before, and ends.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def main() -> None:
     import torch.distributed as dist
 
     said = Path(os.environ["SAID"])
+    if os.environ.get("EARLY") == RANK:
+        _meet_an_invalid_pin()
+        raise SystemExit("a pin cannot be forced")
     try:
         ranks.join()
     except Exception as error:
@@ -45,7 +49,8 @@ def main() -> None:
 def _until_all_said(said: Path) -> None:
     """Torchrun ends the others as soon as one has ended."""
     end = time.monotonic() + 20
-    while len(list(said.glob(f"{ATTEMPT}-*"))) < WORLD and time.monotonic() < end:
+    ranks = WORLD - ("EARLY" in os.environ)
+    while len(list(said.glob(f"{ATTEMPT}-*"))) < ranks and time.monotonic() < end:
         time.sleep(0.05)
 
 
