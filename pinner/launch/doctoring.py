@@ -17,7 +17,7 @@ from pinner.launch.command_line import needs_shared_folder
 from pinner.lockfile.codec import read_lock
 from pinner.lockfile.ledgers import ProblemRecord, SettingRecord
 from pinner.lockfile.schema import Lock
-from pinner.policy import apply, doctor
+from pinner.policy import apply, doctor, features
 from pinner.policy.doctor import Compiler, Finding, Seen
 from pinner.policy.profiles import Profile, Role, load
 
@@ -82,7 +82,7 @@ def examine(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
         seen, refused = _run(watched, environ, say)
     else:
         seen, refused = _look(watched, environ), None
-    given = doctor.Examined(environ, profile, role, compiler(environ), seen, lock)
+    given = doctor.Examined(environ, profile, role, compiler(environ), seen, lock, features.load())
     findings = doctor.examine(given)
     code = exit_of(findings, 0 if refused is None else refused.exit)
     failed = "" if refused is None else refused.text
@@ -140,7 +140,9 @@ def _run(
     session = session_dir.create(folder / "doctor", settings)
     ended = one_run.run(session, job, environ, say)
     run = collect(session)
-    found = _seen(run), judge.refusal(run, own=one_run.own_place())
+    seen = _seen(run)
+    seen = replace(seen, commands=(job.argv, *seen.commands))
+    found = seen, judge.refusal(run, own=one_run.own_place())
     if ended.survivors:
         say(f"note: processes outlive the command; the run's folder stays for them: {folder}")
     else:
@@ -167,4 +169,5 @@ def _seen(run: Run) -> Seen:
         facts=facts,
         settings=tuple(each for each in records if isinstance(each, SettingRecord)),
         problems=tuple(each for each in records if isinstance(each, ProblemRecord)),
+        commands=tuple(ledger.process.argv for ledger in run.ledgers),
     )

@@ -21,6 +21,7 @@ from pinner.lockfile.schema import Lock
 
 from . import apply, attention
 from .contradictions import contradicting
+from .features import Feature, asked_for
 from .phantoms import misspelt
 from .profiles import Profile, Row, judge
 
@@ -74,12 +75,13 @@ class Compiler:
 @dataclass(frozen=True)
 class Seen:
     """What processes told. running: whether they ran the user's command, and not a look at a
-    Python alone. facts: of the stack."""
+    Python alone. facts: of the stack. commands: theirs, and the user's own."""
 
     running: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[SettingRecord, ...] = ()
     problems: tuple[ProblemRecord, ...] = ()
+    commands: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Examined:
     compiler: Compiler = field(default_factory=Compiler)
     seen: Seen = field(default_factory=Seen)
     lock: Lock | None = None
+    features: tuple[Feature, ...] = ()
 
 
 def examine(given: Examined) -> tuple[Finding, ...]:
@@ -99,6 +102,7 @@ def examine(given: Examined) -> tuple[Finding, ...]:
     found = [
         *_of_environment(given),
         *_of_contradictions(given),
+        *_of_features(given),
         *_of_compiler(given.compiler),
         *_of_stack(given),
         *_of_attention(given),
@@ -156,6 +160,24 @@ def _of_contradictions(given: Examined) -> Iterator[Finding]:
         subject = " and ".join(each.names)
         text = f"variables that agree: {each.reason}"
         yield Finding("env-contradiction", subject, "error", text, found, each.todo, each.source)
+
+
+def _of_features(given: Examined) -> Iterator[Finding]:
+    """A value that the profile refuses or keeps is told as that."""
+    rows = judge(given.profile, given.environ, given.role).rows
+    told = {row.rule.name for row in rows if row.state in ("refused", "kept")}
+    environ = {name: value for name, value in given.environ.items() if name not in told}
+    for feature, found in asked_for(given.features, given.seen.commands, environ):
+        text = f"a run without it: {feature.reason}"
+        yield Finding(
+            "feature-nondeterministic",
+            feature.name,
+            "warning",
+            text,
+            found,
+            feature.todo,
+            feature.source,
+        )
 
 
 def _of_compiler(compiler: Compiler) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from pinner.launch import doctoring
 from pinner.lockfile.codec import write_lock
 from pinner.lockfile.ledgers import ProblemRecord, SettingRecord
 from pinner.lockfile.schema import Stack
-from pinner.policy import contradictions, doctor, phantoms, profiles
+from pinner.policy import contradictions, doctor, features, phantoms, profiles
 from pinner.policy.doctor import Compiler, Examined, Finding, Seen
 from tests import locks
 from tests.command_rig import Pinner, Said, python
@@ -49,6 +49,7 @@ def healthy() -> Examined:
         environ=dict(HEALTHY),
         profile=PROFILE,
         compiler=Compiler(found="/usr/bin/cc"),
+        features=features.load(),
         seen=Seen(True, FACTS, (backends, checked("switch torch.backends.cudnn.benchmark", False))),
         lock=replace(
             locks.lock(locks.entry(alternatives=1)),
@@ -92,6 +93,11 @@ def _other_torch(given: Examined) -> Examined:
     return replace(given, seen=replace(given.seen, facts={**given.seen.facts, "torch": "2.12.0"}))
 
 
+def _overlap(given: Examined) -> Examined:
+    commands = (("torchrun", "train.py", "--tp-comm-overlap"),)
+    return replace(given, seen=replace(given.seen, commands=commands))
+
+
 def _bypass(given: Examined) -> Examined:
     text = "helion was imported past pinner"
     problem = ProblemRecord("bypass", text, "helion", "helion.runtime.kernel", None, {})
@@ -112,6 +118,11 @@ ENVIRONMENT = (
         CHANNELS,
         also=tuple(("lock-stack", f"env:{name}") for name in CHANNELS),
     ),
+    Fault(
+        ("feature-nondeterministic", "NVLS"),
+        {"NCCL_NVLS_ENABLE": "1"},
+        also=(("lock-stack", "env:NCCL_NVLS_ENABLE"),),
+    ),
 )
 FAULTS = (
     *ENVIRONMENT,
@@ -119,6 +130,7 @@ FAULTS = (
     Fault(("compiler-missing", "C compiler"), more=lambda each: replace(each, compiler=Compiler())),
     Fault(("lock-draft", "lock"), more=_draft),
     Fault(("lock-stack", "torch"), more=_other_torch),
+    Fault(("feature-nondeterministic", "tensor-parallel communication overlap"), more=_overlap),
     Fault(("run-bypass", "helion helion.runtime.kernel"), more=_bypass),
     Fault(
         ("attention-refused", "flash-attn 3"),
@@ -295,6 +307,66 @@ class TestNames:
         assert contradictions.contradicting(environ) == ()
 
 
+class TestFeatures:
+    SHIPPED = features.load()
+
+    @pytest.mark.parametrize("feature", SHIPPED, ids=lambda each: each.name)
+    def test_each_has_a_detector_or_is_held_by_torch(self, feature: features.Feature) -> None:
+        assert bool(feature.flags or feature.variables) != bool(feature.held_by)
+        for flag in feature.flags:
+            for word in (flag, f"{flag}=1", f"{flag}=True"):
+                ((found, by),) = features.asked_for([feature], [["train.py", word]], {})
+                assert (found, by) == (feature, word)
+            for word in (f"{flag}=False", f"{flag}s", f"no{flag}"):
+                assert not list(features.asked_for([feature], [["train.py", word]], {}))
+
+    def test_what_torch_holds_is_held_by_the_profile(self) -> None:
+        names = {rule.name for rule in PROFILE.rules if rule.kind == "switch"}
+        assert {each.held_by for each in self.SHIPPED} - {""} <= names
+
+    @pytest.mark.parametrize(
+        ("environ", "seen"),
+        [
+            ({"NCCL_NVLS_ENABLE": "1"}, True),
+            ({"NCCL_NVLS_ENABLE": "0"}, False),
+            ({"NCCL_ALGO": "allreduce:nvlstree"}, True),
+            ({"NCCL_ALGO": "Ring,NVLS"}, True),
+            ({"NCCL_ALGO": "^NVLS"}, False),
+            ({"NCCL_ALGO": "Ring"}, False),
+        ],
+    )
+    def test_nvls(self, environ: dict[str, str], seen: bool) -> None:
+        found = [each.name for each, _ in features.asked_for(self.SHIPPED, [], environ)]
+        assert found == ["NVLS"] * seen
+
+    def test_a_value_that_the_profile_refuses_is_told_once(self) -> None:
+        given = replace(healthy(), environ={**HEALTHY, "NCCL_ALGO": "NVLS"}, lock=None)
+        assert said(doctor.examine(given)) == {("env-refused", "NCCL_ALGO")}
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("version = 2", "expected version = 1 and tables"),
+            ("version = 1\nfeature = [3]", "expected a table, found 3"),
+            ("{", "expected TOML"),
+            ("TABLE\nflag = []", "flag: expected one of name"),
+            ("TABLE", "expected one of flags, variables, held_by"),
+            ("TABLE\nflags = [1]", "flags: expected an array of words"),
+            ("TABLE\nheld_by = 'torch.x'", "held_by: expected a switch"),
+            ("TABLE\nvariables = { A = '(' }", "variables: A: '('"),
+            ("version = 1\n[[feature]]\nname = 'a'", "reason: expected a text, found None"),
+        ],
+    )
+    def test_a_mistake_in_the_file_is_named(self, tmp_path: Path, text: str, message: str) -> None:
+        table = "version = 1\n[[feature]]\nname = 'a'\nreason = 'b'\ntodo = 'c'\nsource = 'd'"
+        path = tmp_path / "features.toml"
+        path.write_text(text.replace("TABLE", table))
+        with pytest.raises(profiles.ProfileError) as caught:
+            features.load(path)
+        assert str(path) in str(caught.value)
+        assert message in str(caught.value)
+
+
 def listed(told: Said) -> Found:
     return {(each["id"], each["subject"]) for each in told.json["findings"]}
 
@@ -353,6 +425,7 @@ class TestTheCommand:
             "late-nccl": ("env-late", "NCCL_ALGO"),
             "switch": ("switch-unaccepted", "torch.backends.cudnn.benchmark"),
             "operation": ("operations-unclassified", "acme"),
+            "--cross-entropy-loss-fusion": ("feature-nondeterministic", "fused cross-entropy"),
             "flash": ("attention-refused", "flash-attn 2"),
         }
         names = random.Random(seed).sample(sorted(plants), 3)
@@ -360,7 +433,7 @@ class TestTheCommand:
         if "flash" in names:
             path = os.pathsep.join([path, str(WITHOUT)])
         told = pinner(
-            *("doctor", "--json", "--", *python("planted.py")),
+            *("doctor", "--json", "--", *python("planted.py", *names)),
             **{**HEALTHY, "PLANT": ",".join([*names, "early-cublas"]), "CODE": "3"},
             PYTHONPATH=path,
         )
