@@ -225,6 +225,8 @@ def test_under_torchrun_ranks_end_alike_in_each_attempt_and_meet_when_they_are_w
     ranks = sorted(first["rank"] for first in firsts if first["rank"] is not None)
     assert len(set(ranks)) == 4
     assert ranks.count(0) >= 2
+    agreed = [path for path in _ledgers(tmp_path) if '"chooser":"agree"' in path.read_text()]
+    assert len(agreed) == 4
     names = [(first["pid"], first["time"]) for first in firsts]
     assert len(set(names)) == len(names)
 
