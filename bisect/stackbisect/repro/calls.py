@@ -28,6 +28,7 @@ ITEMSIZE: Mapping[str, int] = {
 _RENDERERS = {
     "aten": "render_torch",
     "custom": "render_torch",
+    "module": "render_module",
     "triton": "render_triton",
     "cublaslt": "render_cublaslt",
     "numpy": "render_numpy",

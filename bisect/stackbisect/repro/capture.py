@@ -29,6 +29,7 @@ _WINDOWS = (1, 2, 4, 8, 16)
 # Who makes a program of a captured call, by its form: `program(captured, asked)`.
 _READERS = {
     "torch": "read_torch",
+    "module": "read_module",
     "triton": "read_triton",
     "cublaslt": "read_cublaslt",
     "arrays": "read_arrays",
@@ -105,14 +106,12 @@ def capture(
 
 def never(site: Site) -> NoCase | None:
     """Why a site is no call that can stand alone; None where it may. Pure."""
-    if site.kind == "module":
+    if site.kind == "module" and site.phase == "b":
         return NoCase(
-            f"the innermost module that takes the same and gives something else is {site.name} "
+            f"the innermost module that takes the same gradients and gives others is {site.name} "
             f"({site.module or 'the root'}), and no operation or kernel in it is seen that does. "
-            "What writes it bypasses the dispatcher: a function of an extension that is called "
-            "directly, or memory shared with numpy. A program of its own would need the module's "
-            "class and its weights; register that function as a torch.library operation, or call "
-            "it alone with the module's inputs"
+            "The way back of a module is not captured: call its backward function alone with the "
+            "same tensors, or register it as a torch.library operation"
         )
     if site.name.startswith("inductor:"):
         return NoCase(

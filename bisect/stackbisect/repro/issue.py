@@ -103,8 +103,10 @@ class _Prose:
             yield ""
         yield "## How it was found"
         yield ""
+        module = self._form.finding.kind == "module"
+        which = "innermost module" if module else "first operation"
         yield (
-            "The command that showed it was traced in both stacks; this is the first operation "
+            f"The command that showed it was traced in both stacks; this is the {which} "
             "whose inputs have the same bits and whose outputs have not."
         )
         if self._form.shrink is not None:

@@ -18,6 +18,7 @@ from typing import TypeGuard
 from stackbisect.repro import array_edits, calls, element_values, passes_values, smaller, values
 from stackbisect.repro.calls import Listed, Program, Ref, Step, Value
 from stackbisect.repro.least import Edit, Pass
+from stackbisect.repro.module_case import Module
 from stackbisect.repro.triton_case import Kernel
 
 Edits = Iterator[Edit[Program]]
@@ -600,6 +601,6 @@ def of(program: Program) -> tuple[Pass[Program], ...]:
     A call of a library below torch is told sizes and layouts that the passes do not know: only the
     numbers in its arrays are changed.
     """
-    if program.kernel is None or isinstance(program.kernel, Kernel):
+    if program.kernel is None or isinstance(program.kernel, (Kernel, Module)):
         return ALL
     return passes_values.NUMBERS

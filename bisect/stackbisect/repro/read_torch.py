@@ -25,7 +25,7 @@ def window(captured: Captured, count: int) -> Made | NoCase:
 
 
 def _made(calls: Sequence[Captured]) -> Made | NoCase:
-    refused = next(filter(None, map(_unknown_dtype, calls)), None)
+    refused = next(filter(None, map(unknown_dtype, calls)), None)
     if refused is not None:
         return refused
     origins = [_origin(each) for each in calls]
@@ -59,7 +59,8 @@ def _made(calls: Sequence[Captured]) -> Made | NoCase:
     return Made(found, expected)
 
 
-def _unknown_dtype(captured: Captured) -> NoCase | None:
+def unknown_dtype(captured: Captured) -> NoCase | None:
+    """Why an argument cannot be an `Array`."""
     for row in captured.tensors:
         if row["dtype"] not in ITEMSIZE:
             return NoCase(
@@ -102,7 +103,7 @@ class _Steps:
         }
         self.inputs.update(arrays)
         new = {number: name for number, name in names.items() if name in arrays}
-        self.steps += _lazily(captured, new, refs_of)
+        self.steps += lazily(captured, new, refs_of)
         self.known.update((objects[number], refs_of[number]) for number in new)
         step, self.expected = _step(captured, names, refs_of, results)
         self.steps.append(step)
@@ -189,7 +190,7 @@ def _results(captured: Captured, prefix: str) -> Iterator[tuple[str, Any]]:
         yield (f"{prefix}{at}" if len(results) > 1 else prefix) if named else "", each
 
 
-def _lazily(captured: Captured, names: dict[int, str], refs_of: dict[int, Ref]) -> Iterator[Step]:
+def lazily(captured: Captured, names: dict[int, str], refs_of: dict[int, Ref]) -> Iterator[Step]:
     """Steps that make a tensor a conjugate or a negative of its memory, as torch does it late.
 
     names: of the tensors that lie in memory of the program's own.

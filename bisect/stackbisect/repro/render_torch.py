@@ -28,6 +28,7 @@ from stackbisect.repro.calls import (
 from stackbisect.repro.form import SCRIPT
 
 INPUTS = "inputs.bin"
+MODULE = "module.pt"
 ALIGNED = 64  # what torch's allocators give, at least
 _MOST_WRITTEN = 64  # elements that stand in the program itself
 _WIDTH = 96
@@ -256,7 +257,7 @@ class Writing:
         variables = [name for name in program.settings if name.startswith(ENVIRON)]
         yield "import ctypes"
         yield "import hashlib"
-        if variables or "stored" in self.needed:
+        if variables or not self.needed.isdisjoint(("stored", "loaded")):
             yield "import os"
         if self.fills:
             yield "import random"
@@ -331,6 +332,26 @@ def generator(device, state):
 def tensor(data):
     """Bytes as a tensor."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
+''',
+    "loaded": f'''
+def loaded():
+    """The module, from the file beside this one. Unpickling runs code of the classes it names."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    return torch.load(os.path.join(folder, "{MODULE}"), weights_only=False)
+''',
+    "named": '''
+def named(name, value):
+    """The tensors in a value, with names made of where they are."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from named(f"{name}_{key}", each)
+    elif isinstance(value, (list, tuple)):
+        for at, each in enumerate(value):
+            yield from named(name + "_" * name[-1].isdigit() + str(at), each)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from named(name, dict(vars(value)))
 ''',
     "stored": f'''
 def stored(start, end):

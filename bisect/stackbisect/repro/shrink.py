@@ -16,6 +16,7 @@ from stackbisect.repro.calls import Program
 from stackbisect.repro.commands import Budget
 from stackbisect.repro.extract import Case, Say, Smaller
 from stackbisect.repro.least import Kept, Limits, Task
+from stackbisect.repro.module_case import Module
 from stackbisect.repro.stacks import Stack
 from stackbisect.repro.tries import Files, Judge
 from stackbisect.repro.triton_case import Kernel
@@ -87,11 +88,12 @@ def _evaluations(program: Program) -> Sequence[Files]:
 def evaluations(program: Program) -> Sequence[Files]:
     """The files of each evaluation of a program.
 
-    A Triton kernel reads where its arguments tell it to. It is evaluated with other numbers around
-    its arrays too: one that reads past them does not repeat itself, and is no smaller case.
+    A Triton kernel reads where its arguments tell it to, and a module may hand addresses to C. They
+    are evaluated with other numbers around their arrays too: one that reads past them does not
+    repeat itself, and is no smaller case.
     """
     files = program.files()
-    if not isinstance(program.kernel, Kernel):
+    if not isinstance(program.kernel, (Kernel, Module)):
         return [files, files]
     return [files, *(_padded(program, byte).files() for byte in _PADS)]
 

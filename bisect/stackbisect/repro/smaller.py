@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator
 from stackbisect.repro import array_edits, calls, element_values, fills, values
 from stackbisect.repro.calls import Array, Listed, Named, Program, Ref, Table, Value
 from stackbisect.repro.least import Measure
+from stackbisect.repro.module_case import Module
 from stackbisect.repro.triton_case import Kernel
 
 # float32 is what readers know best; a float's dtype is as far from it as this.
@@ -63,8 +64,9 @@ def key(program: Program) -> Hashable:
 
 
 def weight(program: Program) -> int:
-    """How many bytes its arrays are."""
-    return sum(len(each.data) for each in program.inputs.values())
+    """How many bytes its arrays are, and its module."""
+    held = len(program.kernel.pickle) if isinstance(program.kernel, Module) else 0
+    return held + sum(len(each.data) for each in program.inputs.values())
 
 
 def value_complexity(value: Value) -> int:

@@ -159,6 +159,11 @@ class Capture:
             % (name, kind.__module__, kind.__qualname__)
         )
 
+    def piece(self, data: bytes) -> int:
+        """The number of bytes that are no tensor's."""
+        self._pieces.append(data)
+        return len(self._pieces) - 1
+
     def read(self) -> None:
         """Copy the memory that was taken, and what else decides the bits. Raises NotCaptured."""
         for group in _groups(self._tensors):
@@ -172,7 +177,7 @@ class Capture:
         self._table.sort(key=lambda each: int(each["number"]))
         self._base = {"settings": settings(self.torch), "environ": _environ()}
         if self.awaited.random:
-            self._base["random"] = _random(self.torch)
+            self._base["random"] = random_states(self.torch)
 
     def _described(self, number: int, tensor: Any, at: int, piece: int) -> Dict[str, Any]:
         address = tensor.data_ptr()
@@ -415,7 +420,7 @@ def _state(generator: Any) -> bytes:
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
-def _random(torch: Any) -> Dict[str, Any]:
+def random_states(torch: Any) -> Dict[str, Any]:
     """The state of each default generator, and the seed that gives it."""
     found = {"cpu": torch.default_generator}
     if getattr(torch.cuda, "_initialized", False):

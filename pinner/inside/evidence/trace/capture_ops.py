@@ -135,7 +135,7 @@ def registered(torch: Any, schema: Any) -> Dict[str, Optional[str]]:
     if module is None:
         return {"module": None, "file": None, "distribution": None}
     file = getattr(sys.modules.get(module), "__file__", None)
-    return {"module": module, "file": file, "distribution": _distribution(module)}
+    return {"module": module, "file": file, "distribution": distribution(module)}
 
 
 def _python_module(torch: Any, schema: Any) -> Optional[str]:
@@ -195,7 +195,7 @@ def _package_around(path: str) -> Optional[str]:
     return best
 
 
-def _distribution(module: str) -> Optional[str]:
+def distribution(module: str) -> Optional[str]:
     """The installed distribution that brings a module; None for the program's own."""
     import importlib.metadata
 

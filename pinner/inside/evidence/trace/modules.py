@@ -11,8 +11,9 @@ from .hashing import collected
 from .recorder import escaped, is_older
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
+    from .capture_modules import ModuleCall
     from .recorder import Recorder
 
 # Modules around a module that are not the program's own: the paths are the same without them.
@@ -133,16 +134,30 @@ def _called(
         given = _tensors_in(tensor, *arguments)
         place = (scope, recorder.place()[1])
         ins = recorder.entries([p for p, _ in given], [t for _, t in given], notes)
+        captured = _capture(recorder, module, name, place, arguments)
     wanting = [(path, each) for path, each in given if _is_inner(each)]
     del given
     result = call()
     with recorder.unseen():
+        if captured is not None:
+            captured.done(result)
         made = _result(tensor, result)
         outs = recorder.entries([p for p, _ in made], [t for _, t in made], notes)
         recorder.event("module", name, place, ins, outs, notes=notes or None)
         if recorder.torch.is_grad_enabled() and place[1] == "f":
             _follow_backward(recorder, name, scope, wanting, made)
     return result
+
+
+def _capture(
+    recorder: Recorder, module: Any, name: str, place: Tuple[str, str], arguments: Any
+) -> Optional[ModuleCall]:
+    """What captures this call, where it is awaited."""
+    if recorder.awaited is None:
+        return None
+    from . import capture_modules  # which few processes need
+
+    return capture_modules.begin(recorder, module, name, place, arguments)
 
 
 def _tensors_in(
