@@ -15,9 +15,6 @@ from pinner.inside.facts import CPU_SWITCHES, SWITCHES
 # Two letters of twenty-five: NCCL_MIN_CTAS and NCCL_MAX_CTAS are further apart.
 NEAR = 0.93
 
-# Read by libraries, and near to a name that is known here.
-REAL = frozenset(("NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOG_LEVEL"))
-
 KNOWN = frozenset(
     (
         *SWITCHES,
@@ -38,10 +35,9 @@ def misspelt(environ: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, 
     more: further names that libraries read, those of the profile's rules.
     """
     known = sorted(KNOWN | set(more))
-    real = KNOWN | REAL | set(more)
     found = {}
     for name in sorted(environ):
-        if name in real or "_" not in name:
+        if name in known or "_" not in name:
             continue
         close = difflib.get_close_matches(name.upper(), known, n=1, cutoff=NEAR)
         if close:

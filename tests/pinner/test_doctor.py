@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pinner.lockfile.ledgers import ProblemRecord, SettingRecord
 from pinner.lockfile.schema import Stack
 from pinner.policy import contradictions, doctor, features, phantoms, profiles
 from pinner.policy.doctor import Compiler, Examined, Finding, Seen
+from pinner.policy.rules import READ
 from tests import locks
 from tests.command_rig import Pinner, Said, python
 from tests.pinner.test_profiles import locked
@@ -264,10 +266,15 @@ class TestFindings:
 
 
 class TestNames:
-    @pytest.mark.parametrize("name", sorted(phantoms.KNOWN | phantoms.REAL))
-    def test_a_name_that_is_read_is_no_phantom(self, name: str) -> None:
-        rules = [rule.name for rule in PROFILE.rules]
-        assert phantoms.misspelt({name: "1"}, rules) == {}
+    def test_a_name_that_is_read_is_no_phantom(self) -> None:
+        """Whichever profile it is judged by; some that are near to others among them."""
+        every = [profiles.load(name) for name in profiles.shipped_names()]
+        named = {rule.name for profile in every for rule in profile.rules if not rule.phantom}
+        named |= phantoms.KNOWN
+        named |= {"NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS", "CUBLASLT_LOG_LEVEL"}
+        for profile in every:
+            rules = [rule.name for rule in profile.rules]
+            assert phantoms.misspelt(dict.fromkeys(named, "1"), rules) == {}
 
     @pytest.mark.parametrize(
         ("name", "meant"),
@@ -305,6 +312,33 @@ class TestNames:
     def test_an_algorithm_that_is_shut_out_is_not_asked_for(self) -> None:
         environ = {"NCCL_ALGO": "^NVLS", "NCCL_NVLS_ENABLE": "0"}
         assert contradictions.contradicting(environ) == ()
+
+
+class TestWhenAVariableIsReadIsPast:
+    @pytest.mark.parametrize("read", READ)
+    @pytest.mark.parametrize("torch", [False, True])
+    @pytest.mark.parametrize("cuda", [False, True])
+    @pytest.mark.parametrize("group", [False, True])
+    def test_each_moment(self, read: str, torch: bool, cuda: bool, group: bool) -> None:
+        modules: dict[str, Any] = {}
+        if torch:
+            modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: cuda))
+            modules["torch.distributed"] = SimpleNamespace(is_initialized=lambda: group)
+        past = {
+            "process start": True,
+            "torch import": torch,
+            "device start": torch and cuda,
+            "first matmul": torch and cuda,
+            "first attention": torch and cuda,
+            "process-group init": torch and group,
+        }
+        assert bool(checkup.passed(read, modules)) == past.get(read, False)
+
+    def test_a_torch_that_is_only_half_imported_has_started_nothing(self) -> None:
+        modules = {"torch": SimpleNamespace()}
+        assert checkup.passed("torch import", modules)
+        for read in ("device start", "process-group init"):
+            assert not checkup.passed(read, modules)
 
 
 class TestFeatures:
