@@ -113,7 +113,8 @@ def examine(given: Examined) -> tuple[Finding, ...]:
         of_lock = list(_of_lock(given, given.lock, refused))
         graver = {each.subject for each in of_lock if each.id == "lock-env"}
         found = [x for x in found if x.id != "env-kept" or x.subject not in graver] + of_lock
-    return tuple(sorted(found, key=lambda each: each.order))
+    once = {(each.id, each.subject): each for each in reversed(found)}  # ranks say the same
+    return tuple(sorted(once.values(), key=lambda each: each.order))
 
 
 def _of_environment(given: Examined) -> Iterator[Finding]:

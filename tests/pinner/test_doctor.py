@@ -201,6 +201,12 @@ class TestEveryPlantedFaultAndNothingElse:
             faults = draw.sample(FAULTS, draw.randrange(len(FAULTS) + 1))
             assert diagnosed(faults) == expected(faults)
 
+    def test_what_several_ranks_say_is_told_once(self) -> None:
+        given = planted(FAULTS)
+        seen = given.seen
+        ranks = replace(seen, settings=seen.settings * 4, problems=seen.problems * 4)
+        assert doctor.examine(replace(given, seen=ranks)) == doctor.examine(given)
+
     def test_each_finding_says_what_was_expected_found_and_what_to_do(self) -> None:
         for finding in doctor.examine(planted(FAULTS)):
             assert all((finding.expected, finding.found, finding.todo))
