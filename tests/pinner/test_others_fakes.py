@@ -21,7 +21,12 @@ HELD = [
         "flash_attn/flash_attn_interface.py",
         "flash-attention",
         "flash_attn/flash_attn_interface.py",
-        ("_flash_attn_backward", "flash_attn_func", "flash_attn_varlen_func"),
+        (
+            "_flash_attn_backward",
+            "flash_attn_func",
+            "flash_attn_varlen_func",
+            "flash_attn_with_kvcache",
+        ),
     ),
     (
         "flashinfer/autotuner/autotuner.py",
