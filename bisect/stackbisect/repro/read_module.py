@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from stackbisect.repro.calls import Program, Ref, Step, Value
 from stackbisect.repro.capture import Asked, Made
 from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import NoCase, versions
-from stackbisect.repro.module_case import Module
+from stackbisect.repro.module_case import BACK, Module
 from stackbisect.repro.read_torch import lazily, settings, unknown_dtype
 from stackbisect.repro.render_module import TAKEN
 from stackbisect.repro.render_torch import MODULE, identifier
@@ -32,6 +33,53 @@ def program(captured: Captured, asked: Asked) -> Made | NoCase:
 
 def of_call(captured: Captured) -> Made | NoCase:
     """The program, whatever the other stack has. Pure."""
+    if captured.before:  # the way back of the call before it
+        return _and_back(captured.before[0], captured)
+    return _forward(captured)
+
+
+def _and_back(call: Captured, back: Captured) -> Made | NoCase:
+    """The program of a call, and of its way back, whose gradients are the outputs. Pure."""
+    refused = unknown_dtype(back)
+    made = _forward(call)
+    if refused is not None or isinstance(made, NoCase):
+        return refused or made
+    before = made.program
+    inputs = _names(call)
+    taken = {*before.inputs, *before.steps[-1].results, *TAKEN}
+    taken |= {name for step in before.steps for name in step.results}
+    given = {}
+    for row in back.tensors:
+        given[row["number"]] = identifier(row["name"], taken)
+        taken.add(given[row["number"]])
+    refs = {number: Ref(name) for number, name in given.items()}
+    steps = [*before.steps, *lazily(back, given, refs)]
+    wanted = {inputs[number]: digest for number, digest in back.call["wanted"]}
+    results = {name: identifier(f"grad_of_{name}", taken) for name in wanted}
+    outputs = tuple(Ref(name) for name, _ in back.call["gradients"])
+    gradients = tuple(refs[number] for _, number in back.call["gradients"])
+    steps.append(
+        Step(
+            target=BACK,
+            args=(outputs, tuple(map(Ref, wanted)), gradients),
+            results=tuple(results.values()),
+            single=False,
+        )
+    )
+    expected = {results[name]: digest for name, digest in wanted.items() if digest is not None}
+    if not expected:
+        return NoCase(f"the way back of {call.name} gives no gradient whose bits can be read")
+    found = replace(
+        before,
+        inputs={**before.inputs, **back.arrays(given)},
+        steps=tuple(steps),
+        outputs=tuple(expected),
+        kernel=replace(before.kernel, wanted=tuple(wanted)),
+    )
+    return Made(found, expected)
+
+
+def _forward(captured: Captured) -> Made | NoCase:
     refused = unknown_dtype(captured) or _not_installed(captured)
     if refused is not None:
         return refused

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from stackbisect.repro.calls import Program, Step
 from stackbisect.repro.form import SCRIPT
-from stackbisect.repro.module_case import Module
+from stackbisect.repro.module_case import BACK, Module
 from stackbisect.repro.render_torch import INPUTS, MODULE, Writing, wrapped
 
 # Variables of repro.py that no input may be called by.
@@ -47,9 +47,16 @@ class _Calling(Writing):
 
     def step(self, step: Step) -> Iterator[str]:
         """The call, or what makes an argument of it."""
+        if step.target == BACK:
+            names = ", ".join(name or "_" for name in step.results)
+            yield from wrapped(
+                f"{names}, = {BACK}(", [self._value(each) for each in step.args], ")"
+            )
+            return
         if step.target != self.program.operation:
             yield from super().step(step)
             return
+        yield from (f"{name}.requires_grad_(True)" for name in self.program.kernel.wanted)
         around = ", ".join(_around(self.program.kernel))
         before = "    " if around else ""
         if around:
@@ -63,9 +70,11 @@ class _Calling(Writing):
             yield from wrapped(f"{step.results[0]} = module(", words, ")")
             return
         self.needed.add("named")
+        steps = self.program.steps
+        read = {*self.program.outputs, *(name for each in steps for name in each.refs())}
         yield from wrapped('found = dict(named("out", module(', words, ")))")
         for name in step.results:
-            if name in self.program.outputs:
+            if name in read:
                 yield f'{name} = found["{name}"]'
 
 

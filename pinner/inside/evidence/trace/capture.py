@@ -77,11 +77,15 @@ class Awaited:
         """
         if kind != self.kind or place != self.place or recorder.step != self.step:
             return None
-        if name != self.name and json.loads('"%s"' % name) != self.name:
+        if not self.is_called(name):
             return None
         if recorder.seen(kind, name, place) != self.nth or self.rank != ledger.layout()["rank"]:
             return None
         return Capture(self, recorder.torch)
+
+    def is_called(self, name: str) -> bool:
+        """Whether the event has this name: as JSON has it, without quotes."""
+        return name == self.name or json.loads('"%s"' % name) == self.name
 
 
 class Capture:

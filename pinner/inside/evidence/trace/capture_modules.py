@@ -17,13 +17,12 @@ import sysconfig
 import zipfile
 from typing import TYPE_CHECKING
 
-from .capture import NotCaptured, digest_of, random_states
+from .capture import Capture, NotCaptured, digest_of, random_states
 from .capture_ops import distribution
 
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-    from .capture import Capture
     from .recorder import Recorder
 
     _Given = Tuple[Tuple[Any, ...], Dict[str, Any]]
@@ -41,6 +40,21 @@ def begin(
     assert recorder.awaited is not None
     capture = recorder.awaited.begin(recorder, "module", name, place)
     return None if capture is None else ModuleCall(capture, module, given)
+
+
+def begin_back(
+    recorder: Recorder, module: Any, name: str, place: Tuple[str, str], given: _Given
+) -> Optional[WayBack]:
+    """What captures a call whose way back may be the awaited one; as `begin` otherwise.
+
+    Which call it is shows when its gradients come, so that each of the same place is kept.
+    """
+    awaited = recorder.awaited
+    assert awaited is not None
+    way_back = awaited.kind == "module" and awaited.place == (place[0], "b") and place[1] == "f"
+    if not way_back or recorder.step != awaited.step or not awaited.is_called(name):
+        return None
+    return WayBack(ModuleCall(Capture(awaited, recorder.torch), module, given))
 
 
 class ModuleCall:
@@ -71,9 +85,13 @@ class ModuleCall:
 
     def done(self, result: Any) -> None:
         """The call gave this: digests of what it made and wrote over, and all is written down."""
+        self.ended(result)
+        self.capture.write("module", self.call)
+
+    def ended(self, result: Any) -> None:
+        """The call gave this."""
         if not self.capture.why:
             self.capture.guarded(lambda: self._look_after(result))
-        self.capture.write("module", self.call)
 
     def _look_after(self, result: Any) -> None:
         capture, call = self.capture, self.call
@@ -89,6 +107,59 @@ class ModuleCall:
         states = random_states(capture.torch)
         drawn = {each: state for each, state in self._states.items() if states[each] != state}
         call["drawn"] = drawn
+
+
+class WayBack:
+    """The gradients of one call, which arrive one by one: `arrived`, and `done` with the last."""
+
+    def __init__(self, forward: ModuleCall) -> None:
+        self.forward = forward
+        self._names: Dict[int, str] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: a graph may be gone through again."""
+        self.capture = Capture(self.forward.capture.awaited, self.forward.capture.torch)
+        self._given: List[List[Any]] = []
+        self._wanted: List[List[Any]] = []
+
+    def ended(self, result: Any) -> None:
+        """The call itself gave this."""
+        self.forward.ended(result)
+        tensor = self.capture.torch.Tensor
+        self._names = {id(each): name for name, each in named(tensor, "out", result)}
+
+    def output(self, tensor: Any) -> Optional[str]:
+        """The name of one of its outputs."""
+        return self._names.get(id(tensor))
+
+    def input(self, tensor: Any) -> Optional[int]:
+        """The number of a tensor that the call got."""
+        given = self.forward.capture.tensors
+        return next((at for at, each in enumerate(given) if each is tensor), None)
+
+    def arrived(self, of: Any, gradient: Any, given: bool) -> None:
+        """One gradient: of the output of this name, or of the input of this number."""
+        if of is None:
+            self.capture.why = self.capture.why or "a tensor of it has no name"
+        elif given:
+            self.capture.guarded(
+                lambda: self._given.append([of, self.capture.take("grad_" + of, gradient)])
+            )
+        else:
+            self._wanted.append([of, digest_of(gradient)])
+
+    def done(self) -> None:
+        """All have come: write it down."""
+        capture = self.capture
+        capture.why = capture.why or self.forward.capture.why
+        capture.guarded(capture.read)
+        call = {
+            "function": self.forward.call["function"],
+            "gradients": self._given,
+            "wanted": self._wanted,
+        }
+        capture.write("module", call, [(self.forward.capture, self.forward.call)])
 
 
 def named(tensor: type, name: str, value: Any) -> Iterator[Tuple[str, Any]]:

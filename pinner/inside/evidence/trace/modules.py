@@ -13,7 +13,7 @@ from .recorder import escaped, is_older
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
-    from .capture_modules import ModuleCall
+    from .capture_modules import WayBack
     from .recorder import Recorder
 
 # Modules around a module that are not the program's own: the paths are the same without them.
@@ -134,30 +134,26 @@ def _called(
         given = _tensors_in(tensor, *arguments)
         place = (scope, recorder.place()[1])
         ins = recorder.entries([p for p, _ in given], [t for _, t in given], notes)
-        captured = _capture(recorder, module, name, place, arguments)
+        captured = back = None
+        if recorder.awaited is not None:
+            from . import capture_modules  # which few processes need
+
+            captured = capture_modules.begin(recorder, module, name, place, arguments)
+            back = capture_modules.begin_back(recorder, module, name, place, arguments)
     wanting = [(path, each) for path, each in given if _is_inner(each)]
     del given
     result = call()
     with recorder.unseen():
         if captured is not None:
             captured.done(result)
+        if back is not None:
+            back.ended(result)
         made = _result(tensor, result)
         outs = recorder.entries([p for p, _ in made], [t for _, t in made], notes)
         recorder.event("module", name, place, ins, outs, notes=notes or None)
         if recorder.torch.is_grad_enabled() and place[1] == "f":
-            _follow_backward(recorder, name, scope, wanting, made)
+            _follow_backward(_Backward(recorder, name, scope, back), wanting, made)
     return result
-
-
-def _capture(
-    recorder: Recorder, module: Any, name: str, place: Tuple[str, str], arguments: Any
-) -> Optional[ModuleCall]:
-    """What captures this call, where it is awaited."""
-    if recorder.awaited is None:
-        return None
-    from . import capture_modules  # which few processes need
-
-    return capture_modules.begin(recorder, module, name, place, arguments)
 
 
 def _tensors_in(
@@ -183,16 +179,20 @@ def _is_inner(tensor: Any) -> bool:
 class _Backward:
     """One call of a module on its way back: its gradients arrive one by one."""
 
-    def __init__(self, recorder: Recorder, name: str, scope: str, awaited: int) -> None:
+    def __init__(self, recorder: Recorder, name: str, scope: str, back: Optional[WayBack]) -> None:
         self.recorder = recorder
         self.name = name
         self.scope = scope
-        self.awaited = awaited
+        self.awaited = 0
+        self.back = back
         self.ins: List[str] = []
         self.outs: List[str] = []
 
-    def arrived(self, path: str, gradient: Any, given: bool) -> None:
-        """Take one gradient; with the last one of the module's inputs the event is written."""
+    def arrived(self, path: str, gradient: Any, given: bool, of: Any) -> None:
+        """Take one gradient; with the last one of the module's inputs the event is written.
+
+        of: what the capture of the call knows the tensor by.
+        """
         recorder = self.recorder
         if not recorder.looking() or recorder.torch.compiler.is_compiling():
             return
@@ -200,18 +200,26 @@ class _Backward:
         with recorder.unseen():
             line = recorder.entries([path], [gradient], notes)[0]
             (self.ins if given else self.outs).append(line)
+            if self.back is not None:
+                self.back.arrived(of, gradient, given)
             if len(self.outs) == self.awaited and self.ins:
                 place = (self.scope, "b")
+                self._captured(place)
                 recorder.event("module", self.name, place, self.ins, self.outs, notes=notes or None)
                 self.ins, self.outs = [], []  # a graph may be gone through again
 
+    def _captured(self, place: Tuple[str, str]) -> None:
+        """Write the call down, if this is the one."""
+        awaited, back = self.recorder.awaited, self.back
+        if back is None or awaited is None:
+            return
+        if awaited.begin(self.recorder, "module", self.name, place) is not None:
+            back.done()
+        back.forget()
+
 
 def _follow_backward(
-    recorder: Recorder,
-    name: str,
-    scope: str,
-    given: List[Tuple[str, Any]],
-    made: List[Tuple[str, Any]],
+    backward: _Backward, given: List[Tuple[str, Any]], made: List[Tuple[str, Any]]
 ) -> None:
     """Hook the gradients of a module's outputs and inputs. They are read as they pass."""
     outputs = [(path, each) for path, each in made if _is_inner(each)]
@@ -219,16 +227,19 @@ def _follow_backward(
         return
     passing = {id(each) for _, each in outputs}
     inputs = [(path, each) for path, each in given if id(each) not in passing]
-    backward = _Backward(recorder, name, scope, len(inputs))
+    backward.awaited = len(inputs)
+    back = backward.back
     for path, each in outputs:
-        each.register_hook(_hook(backward, "grad_out." + path, True))
+        of = None if back is None else back.output(each)
+        each.register_hook(_hook(backward, "grad_out." + path, True, of))
     for path, each in inputs:
-        each.register_hook(_hook(backward, "grad_in." + path, False))
+        number = None if back is None else back.input(each)
+        each.register_hook(_hook(backward, "grad_in." + path, False, number))
 
 
-def _hook(backward: _Backward, path: str, given: bool) -> Any:
+def _hook(backward: _Backward, path: str, given: bool, of: Any) -> Any:
     def hook(gradient: Any) -> None:
-        backward.arrived(path, gradient, given)
+        backward.arrived(path, gradient, given, of)
 
     hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     return hook
