@@ -63,6 +63,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 _waiting: Optional[str] = None
 _invalid: Optional[str] = None
 _exchanged_by: Optional[int] = None
+_refused: Optional[str] = None
 
 
 class Disagreement(faults.PinnerError):
@@ -123,7 +124,10 @@ def _tell_at_the_end() -> None:
         return
     if not may_wait() or "MASTER_ADDR" not in os.environ or _is_child():
         return
-    timer = _limit(active.agree)
+    try:
+        timer = _limit(active.agree)
+    except RuntimeError:  # Python 3.12.0 and 3.12.1 start no thread any more at this point
+        return  # without a limit it might wait for ever: the others hear who never came
     try:
         next(iter(module.rendezvous("env://")))
     except Disagreement:
@@ -204,12 +208,15 @@ def _never_came_back(seconds: float) -> None:
 
 
 def _once(module: ModuleType, store: Any, rank: int, world: int, seconds: float) -> None:
-    global _exchanged_by, _waiting
+    global _exchanged_by, _refused, _waiting
+    if _exchanged_by == os.getpid() and _refused is not None:
+        raise Disagreement(_refused)  # a program that tries again: nobody else comes again
     if _exchanged_by == os.getpid() or world <= 1:
         return
     _exchanged_by = os.getpid()
     prefixed = module.PrefixStore(_prefix(), store)
     found, name = exchange(prefixed, rank, world, seconds, fields(_waiting))
+    _refused = found
     if found is not None:
         _waiting = None  # it is told here
         faults.record(found)
@@ -442,6 +449,7 @@ def _look_from_now_on(store: Any, rank: int, name: str) -> None:
     stop = _stop = threading.Event()
     pid = os.getpid()
     key = "invalid/" + name
+    told = threading.Event()
 
     def tell(line: Dict[str, Any]) -> None:
         if line["t"] != "problem" or line["kind"] != "invalid" or os.getpid() != pid:
@@ -451,6 +459,7 @@ def _look_from_now_on(store: Any, rank: int, name: str) -> None:
         text = "rank %d cannot force a pin, so every rank stops: %s" % (rank, line["text"])
         try:  # noqa: SIM105
             own.set(key, json.dumps({"rank": rank, "text": text}))
+            told.set()
         except RuntimeError:
             pass  # the job's store is gone: so are the others
 
@@ -460,9 +469,12 @@ def _look_from_now_on(store: Any, rank: int, name: str) -> None:
     looking.start()
 
     def end() -> None:
-        if os.getpid() == pid:
-            stop.set()
-            looking.join(2 * LOOK_S)
+        if os.getpid() != pid:
+            return
+        if told.is_set() and rank == 0:  # it may hold the store, which ends with it
+            time.sleep(2 * LOOK_S)
+        stop.set()
+        looking.join(2 * LOOK_S)
 
     ledger.at_exit(end)
 

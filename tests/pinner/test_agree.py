@@ -11,15 +11,25 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from pinner.inside import agree
+from pinner.inside import agree, ledger
 from tests.command_rig import Pinner, python
+
+
+@pytest.fixture
+def at_the_end(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What this process would do at its end; and nothing follows its ledger afterwards."""
+    due: list[Callable[[], object]] = []
+    monkeypatch.setattr(ledger, "at_exit", due.append)
+    monkeypatch.setattr(ledger, "_followers", [])
+    return due
 
 
 class Store:
@@ -114,6 +124,18 @@ class TestTheExchange:
         (text,) = set(met({0: SAME, 1: {**SAME, "lock": "z"}}, 2, store=store).values())
         assert text is not None
 
+    def test_a_program_that_tries_again_is_refused_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others are gone: a second exchange would end as a rank that never came."""
+        monkeypatch.setattr(agree, "_exchanged_by", None)
+        monkeypatch.setattr(agree, "_refused", None)
+        monkeypatch.setattr(agree, "exchange", lambda *given: ("they differ", ""))
+        module = types.SimpleNamespace(PrefixStore=lambda prefix, store: store)
+        for _ in range(2):
+            with pytest.raises(agree.Disagreement, match="they differ"):
+                agree._once(module, Store(), 1, 2, 1.0)  # type: ignore[arg-type]
+
     def test_why_a_rank_refuses_is_told_where_no_field_tells_it(self) -> None:
         (text,) = set(met({0: SAME, 1: {**SAME, "refused": "no disk"}, 2: SAME}, 3).values())
         assert text is not None
@@ -147,6 +169,25 @@ class TestTheExchange:
         assert text is not None
         assert f"fact gpu: H100 on rank {odd}, H200 on ranks " in text
         assert agree.compared(dict.fromkeys(range(5000), "y"), every) is None
+
+
+INVALID = {"t": "problem", "kind": "invalid", "text": "no such config"}
+
+
+def test_the_rank_that_holds_the_store_stays_until_the_others_have_heard(
+    monkeypatch: pytest.MonkeyPatch, at_the_end: list[Callable[[], object]]
+) -> None:
+    monkeypatch.setattr(agree, "LOOK_S", 0.001)
+    slept: list[float] = []
+    for rank, stays in ((1, []), (0, [2 * agree.LOOK_S])):
+        store = Store()
+        agree._look_from_now_on(store, rank, "met")
+        ledger._followers.pop()(INVALID)
+        assert json.loads(store.get("invalid/met"))["rank"] == rank
+        with monkeypatch.context() as patch:
+            patch.setattr(agree.time, "sleep", slept.append)
+            at_the_end.pop()()
+        assert slept == stays
 
 
 ONE = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks
@@ -254,7 +295,7 @@ def _tear_a_copy(folder: Path) -> None:
 def test_a_rank_whose_job_never_gathers_ends_within_the_limit(recorded: Path) -> None:
     """Alone in a world of two, with nobody to end it: torch would wait for half an hour."""
     code = (
-        "from pinner.inside import agree; agree.GRACE_S = 0.5; import torch.distributed as d;"
+        "from pinner.inside import agree; agree.GRACE_S = 0.1; import torch.distributed as d;"
         "d.init_process_group('gloo')"
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
