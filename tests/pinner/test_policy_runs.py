@@ -82,7 +82,12 @@ def printed(text: str) -> list[dict[str, Any]]:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     pinner = Pinner(tmp_path_factory.mktemp("recorded") / "here")
     pinner.folder.mkdir()
-    said = pinner("record", "--profile", "deterministic", "--", *RUN)
+    own = ("--profile", "deterministic", "--", *RUN)
+    if lanes.soak():
+        said = pinner("record", *own)
+    else:  # the draft of the observed run alone; enforcing it shows what validating runs would
+        said = pinner("record", "--phase", "observe", "--dir", "shared", *own)
+        assert pinner("merge", "shared/observe", "-o", "pinner.lock.toml").code == 0
     assert said.code == 0, said.err
     return Recorded(pinner, said, read_lock(pinner.path("pinner.lock.toml")))
 
@@ -95,7 +100,7 @@ def pinner(tmp_path: Path) -> Pinner:
 class TestRecorded:
     def test_every_switch_is_in_force_in_every_run(self, recorded: Recorded) -> None:
         runs = printed(recorded.said.out)
-        assert len(runs) == 3
+        assert len(runs) == (3 if lanes.soak() else 1)
         for run in runs:
             for name, switch in RULES.items():
                 if switch.kind == "switch":
@@ -141,7 +146,7 @@ class TestRecorded:
 
 class TestEnforced:
     def test_the_locks_values_are_set_and_held(self, recorded: Recorded) -> None:
-        said = recorded.pinner("enforce", "--", *RUN)
+        said = recorded.pinner("enforce", "--allow-draft", "--", *RUN)
         assert said.code == 0, said.err
         assert printed(said.out) == printed(recorded.said.out)[:1]
         assert f"profile: {len(RULES)} settings held" in said.lines
@@ -150,7 +155,7 @@ class TestEnforced:
         self, recorded: Recorded
     ) -> None:
         wrong = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "TRITON_F32_DEFAULT": "ieee"}
-        said = recorded.pinner("enforce", "--", *RUN, **wrong)
+        said = recorded.pinner("enforce", "--allow-draft", "--", *RUN, **wrong)
         assert (said.code, said.out) == (96, "")
         assert said.lines == [
             "CUBLAS_WORKSPACE_CONFIG=:16:8: the lock was recorded under the profile deterministic "
@@ -160,7 +165,7 @@ class TestEnforced:
         ]
 
     def test_what_the_program_sets_later_breaks_the_pins(self, recorded: Recorded) -> None:
-        said = recorded.pinner("enforce", "--", *RUN, DO=f"{WARNING}; {TF32}")
+        said = recorded.pinner("enforce", "--allow-draft", "--", *RUN, DO=f"{WARNING}; {TF32}")
         assert said.code == 97
         assert "2 invalid" in said.text
         for name in ("torch.use_deterministic_algorithms", "torch.backends.cuda.matmul.allow_tf32"):
@@ -169,7 +174,7 @@ class TestEnforced:
 
     def test_from_inside_a_program(self, recorded: Recorded) -> None:
         code = (
-            "import pinner, os\npinner.enforce('pinner.lock.toml')\n"
+            "import pinner, os\npinner.enforce('pinner.lock.toml', allow_draft=True)\n"
             "import torch\n"
             "print(os.environ['NCCL_ALGO'], torch.are_deterministic_algorithms_enabled())\n"
         )
