@@ -19,14 +19,14 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        _write_synced(temporary, text.encode("utf-8"))
+        write_new(temporary, text.encode("utf-8"))
         _keep_mode(target, temporary)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 @contextlib.contextmanager
@@ -69,7 +69,8 @@ def _is_same_file(descriptor: int, path: str) -> bool:
     return os.path.samestat(os.fstat(descriptor), found)
 
 
-def _write_synced(path: str, data: bytes) -> None:
+def write_new(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes a file that must not be there yet, and syncs it. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -82,7 +83,7 @@ def _keep_mode(old: str, new: str) -> None:
         os.chmod(new, os.stat(old).st_mode & 0o7777)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Makes the rename survive a power cut where the file system can; some network ones cannot."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -15,7 +15,7 @@ from stackbisect.errors import UsageError
 from stackbisect.repro import extract as extracting
 from stackbisect.repro import form, prove
 from stackbisect.repro.extract import Asked, NoCase, Smaller, extract
-from stackbisect.repro.stacks import PythonStack, Stack, Watched
+from stackbisect.repro.stacks import PythonStack, Ran, Stack, Watched
 from tests.stackbisect.test_repro_locate import MM, OTHER_MM, Lines, Written, always, event
 
 SCRIPT = """
@@ -169,6 +169,36 @@ def test_an_interrupted_shrink_keeps_the_best_so_far(tmp_path: Path) -> None:
     outcome = extract(*stacks(tmp_path), asked(tmp_path, Call(), shrink=halving(2)), quiet)
     assert outcome.form is not None
     assert outcome.form.shrink == form.Shrunk(2, 6, 2)
+
+
+def test_where_fresh_processes_do_not_show_the_smallest_one_a_larger_one_is_kept(
+    tmp_path: Path,
+) -> None:
+    def shrink(case: Call, *stacks: Stack, kept: Callable[[Smaller], None], say: Any) -> Smaller:
+        for steps, elements in enumerate((7, 5, 3, 1), start=1):
+            last = APART if elements > 3 else "False"
+            kept(Smaller(replace(case, elements=elements, last=last), steps, steps))  # type: ignore[type-var]
+        return Smaller(replace(case, elements=1, last="False"), 4, 9)  # type: ignore[type-var]
+
+    outcome = extract(*stacks(tmp_path), asked(tmp_path, Call(), shrink=shrink), quiet)
+    assert outcome.form is not None, outcome.text
+    assert outcome.form.shrink == form.Shrunk(2, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("printed", "table"),
+    [
+        ('a line of sitecustomize\n{"torch": "2"}\n', {"torch": "2"}),
+        ("no JSON\n", {}),
+        ('["torch"]\n', {}),
+        ("", {}),
+    ],
+)
+def test_what_a_stack_says_of_itself_is_in_the_last_line(
+    printed: str, table: dict[str, str]
+) -> None:
+    assert Ran(0, printed, printed).table == table
+    assert Ran(1, printed, printed).table == {}
 
 
 @pytest.mark.parametrize(

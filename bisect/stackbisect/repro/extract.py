@@ -6,7 +6,6 @@ step cannot be made the answer says why, and no folder is written.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from pinner import durable
 from stackbisect.errors import UsageError
 from stackbisect.repro import differing, form, locate, machine, prove, words
 from stackbisect.repro.locate import NoSite, Site
@@ -191,11 +191,10 @@ def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Out
         whole = prove.prove(case.files(), good, bad, say, times=1, time_limit=limit)
         if isinstance(whole, NoProof):
             return _no_repro(site, whole)
-    smaller = _shrunk(case, good, bad, asked, say)
-    content = dict(smaller.case.files())
-    proof = prove.prove(content, good, bad, say, times=asked.times, time_limit=limit)
+    smaller, proof = _proved(_shrunk(case, good, bad, asked, say), good, bad, asked, say)
     if isinstance(proof, NoProof):
         return _no_repro(site, proof)
+    content = dict(smaller.case.files())
     tables = _tables((good, bad), proof, smaller.case, limit)
     outputs = [differing.outputs(content, each, time_limit=limit) for each in (good, bad)]
     made = _form(smaller, site, tables, differing.difference(*outputs), asked)
@@ -208,16 +207,38 @@ def _no_repro(site: Site, why: NoProof) -> Outcome:
     return Outcome(NO_REPRO, f"{site.text}, but the call alone is no repro: {why.text}", site)
 
 
-def _shrunk(case: Case, good: Stack, bad: Stack, asked: Asked, say: Say) -> Smaller:
-    """The smallest case; the best so far where the user has seen enough."""
-    best = [Smaller(case, 0, 0)]
+def _shrunk(case: Case, good: Stack, bad: Stack, asked: Asked, say: Say) -> list[Smaller]:
+    """The case as it was captured and every smaller one, up to where the user has seen enough."""
+    found = [Smaller(case, 0, 0)]
     if asked.shrink is None:
-        return best[0]
+        return found
     try:
-        return asked.shrink(case, good, bad, kept=best.append, say=say)
+        smallest = asked.shrink(case, good, bad, kept=found.append, say=say)
     except KeyboardInterrupt:
         say("interrupted: what was found so far is proved and kept; once more to stop")
-        return best[-1]
+        return found
+    if found[-1].case == smallest.case:
+        found.pop()
+    return [*found, smallest]
+
+
+def _proved(
+    found: Sequence[Smaller], good: Stack, bad: Stack, asked: Asked, say: Say
+) -> tuple[Smaller, Proof | NoProof]:
+    """The smallest case, or where fresh processes do not show it one with half of the steps, ….
+
+    Shrinking looks at many cases in one process, which may be what a case shows the difference in.
+    The last answer is that for the case as it was captured.
+    """
+    place = len(found) - 1
+    while True:
+        smaller = found[place]
+        files = smaller.case.files()
+        proof = prove.prove(files, good, bad, say, times=asked.times, time_limit=asked.time_limit)
+        if isinstance(proof, Proof) or place == 0:
+            return smaller, proof
+        say(f"in fresh processes the smaller case shows nothing ({proof.text}): a larger one")
+        place //= 2
 
 
 def _tables(
@@ -266,12 +287,9 @@ _DIRECTED = ("aten", "custom", "module", "triton", "cublaslt")
 def versions(
     stack: Stack, names: Sequence[str], *, time_limit: float | None = None
 ) -> dict[str, str]:
-    """The versions of distributions in a stack, and of its Python."""
+    """The versions of distributions in a stack, and of its Python; empty where it does not say."""
     ran = stack.run({"v.py": _VERSIONS}, ("python", "v.py", *names), time_limit=time_limit)
-    if ran.failure:
-        return {}
-    found: dict[str, str] = json.loads(ran.stdout)
-    return found
+    return ran.table
 
 
 _VERSIONS = b"""
@@ -297,10 +315,11 @@ def _write(out: Path, content: Mapping[str, bytes], made: form.Form, notes: Sequ
         for name, data in content.items():
             place = staged / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
+            durable.write_new(place, data)
         form.write(staged, made)
-        (staged / form.TEXT).write_text(words.page(made, notes), encoding="utf-8")
+        durable.replace_text(staged / form.TEXT, words.page(made, notes))
         staged.rename(out)
+        durable.sync_folder(out.parent)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from stackbisect.repro.stacks import Stack
 
 _SOURCE = b"""
@@ -45,7 +43,4 @@ print(json.dumps(found))
 def machine(stack: Stack, *, time_limit: float | None = None) -> dict[str, str]:
     """Names and values; empty where the stack does not say."""
     ran = stack.run({"machine.py": _SOURCE}, ("python", "machine.py"), time_limit=time_limit)
-    if ran.failure:
-        return {}
-    found: dict[str, str] = json.loads(ran.stdout)
-    return found
+    return ran.table

@@ -7,6 +7,7 @@ whose trace says what is looked for.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -59,6 +60,19 @@ class Ran:
         if self.reason:
             return self.reason
         return f"it ended with {self.code}: {here.last_lines(self.output, 4) or 'no output'}"
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The JSON object in the last line that it printed; empty where it failed or has none.
+
+        What stands before it is not looked at: a `sitecustomize` of the stack may print, too.
+        """
+        lines = [] if self.failure else self.stdout.strip().splitlines()
+        try:
+            found = json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
