@@ -20,7 +20,7 @@ from stackbisect.errors import UsageError
 from stackbisect.repro import commands, form, issue, personal
 from stackbisect.repro.commands import Parts
 from stackbisect.repro.extract import EXTRACTED, NO_REPRO, Outcome
-from stackbisect.repro.form import Difference, Finding, Form, Run, Shrunk, StackTable
+from stackbisect.repro.form import Difference, Finding, Fix, Form, Run, Shrunk, StackTable
 from stackbisect.repro.personal import Personal
 
 GOOD, BAD = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -158,6 +158,27 @@ def test_a_program_stays_the_same_program() -> None:
     ast.parse(made)
 
 
+def test_a_character_that_ends_no_line_of_a_program_moves_nothing() -> None:
+    """A form feed, and a separator of lines inside of a string."""
+    text = f"x = 1\n\fy = 'a\u2028b'\nz = '{HOME}/deep/k.py'\n"
+    made = personal.code(text, Personal((), (), {}))
+    assert made == text.replace(f"{HOME}/deep", "~/deep").replace("~/deep/k.py", "…/k.py")
+
+
+def test_a_folder_of_the_catalogue_is_not_said_to_be_what_it_is_not() -> None:
+    """Its digests are of no machine, and no search found it."""
+    stacks = tuple(replace(each, digests={}) for each in FOUND.stacks)
+    fix = Fix(("sh", "fix.sh"), "The sum is made in one order.")
+    made = replace(FOUND, stacks=stacks, fix=fix, shrink=None)
+    text = report(made)
+    assert "repeats its own bits" not in text
+    assert "was traced in both stacks" not in text
+    assert "compare what they print" in text
+    assert "The sum is made in one order." in text
+    assert "repeats its own bits" in report()
+    assert "was traced in both stacks" in report()
+
+
 def test_secrets_among_the_variables() -> None:
     given = {"HF_TOKEN": "hf_abc", "MY_API_KEY": "k", "DB_PASSWORD": "p", "OMP_NUM_THREADS": "8"}
     found = personal.variables(given, NAMES)
@@ -229,6 +250,8 @@ def test_the_report_of_a_folder_written_before(tmp_path: Path) -> None:
     assert text.startswith(f"# {FOUND.finding.title}\n")
     assert str(tmp_path) not in text
     assert "torch.ops.aten.exp.default(x)" in text
+    code, in_json = run(tmp_path, "--issue", "--json", "repro-night")
+    assert (code, json.loads(in_json)) == (0, {"issue": text})
 
 
 def test_a_damaged_folder_is_said(tmp_path: Path) -> None:

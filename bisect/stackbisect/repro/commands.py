@@ -127,7 +127,8 @@ def _extract(
 
     written = _written_before(arguments, world)
     if written is not None:
-        world.out(_report(written, world))
+        report = _report(written, world)
+        world.out(json.dumps({"issue": report}, indent=1) + "\n" if arguments.json else report)
         return EXTRACTED
     allowed = budget(arguments.budget)
     limit = seconds(arguments.time_limit)

@@ -35,12 +35,20 @@ class _Prose:
         yield ""
         which = f" ({finding.direction})" if finding.direction else ""
         kind = f"{finding.kind}, " if finding.kind not in finding.operation else ""
-        yield f"`{self._said(finding.operation)}`{which}: {kind}{self._said(finding.cause)}."
+        cause = self._said(finding.cause).removesuffix(".")
+        yield f"`{self._said(finding.operation)}`{which}: {kind}{cause}."
         yield ""
-        yield (
-            "The same program with the same inputs was run in both stacks, several times in fresh "
-            "processes. Each stack repeats its own bits every time; they are not the same bits."
-        )
+        if all(each.digests for each in self._form.stacks):
+            yield (
+                "The same program with the same inputs was run in both stacks, several times in "
+                "fresh processes. Each stack repeats its own bits every time; they are not the "
+                "same bits."
+            )
+        else:
+            yield (
+                "No digests are given here: the bits are not the same on every machine, or not in "
+                "every run. Run it in both stacks on one machine and compare what they print."
+            )
         if finding.kind == "module":
             yield ""
             yield "It is the innermost module that shows it; what it calls is not seen one by one."
@@ -80,7 +88,7 @@ class _Prose:
             yield f"In the {self._said(each.name)} stack:"
             yield ""
             lines = [f"digest {name} {digest}" for name, digest in each.digests.items()]
-            yield from _block("\n".join(lines) or "other bits in every run")
+            yield from _block("\n".join(lines) or "no digests that stay")
         apart = self._form.difference
         if apart is not None:
             yield f"{words.difference(apart)}."
@@ -101,14 +109,25 @@ class _Prose:
             yield f"- {name.replace('_', ' ')}: {self._said(value)}"
         if self._form.machine:
             yield ""
+        if self._form.fix is not None:
+            yield "## What fixes it"
+            yield ""
+            yield self._said(self._form.fix.text)
+            yield ""
         yield "## How it was found"
         yield ""
+        yield from self._found()
+        yield ""
+
+    def _found(self) -> Iterator[str]:
+        """What the search did. Who knows a fix wrote the folder by hand: no search made that."""
         module = self._form.finding.kind == "module"
         which = "innermost module" if module else "first operation"
-        yield (
-            f"The command that showed it was traced in both stacks; this is the {which} "
-            "whose inputs have the same bits and whose outputs have not."
-        )
+        if self._form.fix is None:
+            yield (
+                f"The command that showed it was traced in both stacks; this is the {which} "
+                "whose inputs have the same bits and whose outputs have not."
+            )
         if self._form.shrink is not None:
             done = self._form.shrink
             yield (
@@ -117,7 +136,6 @@ class _Prose:
             )
         if self._form.diagnose:
             yield f"Found by `{self._said(shlex.join(self._form.diagnose))}`."
-        yield ""
 
     def _rows(self, tables: list[Mapping[str, str]] | list[dict[str, str]]) -> Iterator[str]:
         for name in sorted({name for table in tables for name in table}):

@@ -151,9 +151,8 @@ def _plain_word(word: str) -> bool:
 
 def _in_strings(text: str, change: Callable[[str], str]) -> str:
     """A program with its strings and comments changed."""
-    lines = text.splitlines(keepends=True)
     starts = [0]
-    for line in lines:
+    for line in io.StringIO(text):  # as tokenize counts lines: other separators end none
         starts.append(starts[-1] + len(line))
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
