@@ -102,6 +102,17 @@ def test_memory_around_an_array_changes_none_of_its_elements(one: Array, byte: i
     assert around.data[:64] == around.data[-64:] == bytes([byte]) * 64
 
 
+def test_what_shares_padded_memory_in_another_dtype_keeps_its_elements() -> None:
+    data = element_values.encode("float32", [1.0, 2.0, 3.0])
+    assert data is not None
+    one = Array("float32", (3,), (1,), 0, data)
+    other = Array("int16", (4,), (1,), 2, b"", alias="x")
+    before = numbers(program(x=one, y=other), "y")
+    padded = {name: array_edits.padded(each, 0x7B) for name, each in (("x", one), ("y", other))}
+    assert numbers(program(**padded), "y") == before
+    assert numbers(program(**padded), "x") == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("dtype", [*element_values.FLOATS, "complex64"])
 def test_numbers_become_the_bytes_that_torch_makes_of_them(dtype: str) -> None:
     torch = pytest.importorskip("torch")

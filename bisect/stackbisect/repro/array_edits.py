@@ -34,7 +34,7 @@ def with_elements(one: Array, data: bytes) -> Array | None:
     if one.plain:
         return replace(one, data=data)
     size, held = one.itemsize, bytearray(one.data)
-    for number, place in enumerate(_places(one)):
+    for number, place in enumerate(calls.places(one)):
         held[place * size : (place + 1) * size] = data[number * size : (number + 1) * size]
     return replace(one, data=bytes(held))
 
@@ -94,12 +94,15 @@ def converted(program: Program, name: str, dtype: str) -> Array | None:
 
 
 def padded(one: Array, byte: int) -> Array:
-    """The same elements with memory around them that holds `byte` everywhere."""
+    """The same elements with memory around them that holds `byte` everywhere.
+
+    One that shares its storage moves with it: all inputs of a program are padded together.
+    """
+    moved = replace(one, offset=one.offset + _AROUND // one.itemsize)
     if one.alias:
-        return one
+        return moved
     around = bytes([byte]) * _AROUND
-    steps = _AROUND // one.itemsize
-    return replace(one, offset=one.offset + steps, data=around + one.data + around)
+    return replace(moved, data=around + one.data + around)
 
 
 _AROUND = 1024  # bytes; a multiple of every alignment that is known of an array
@@ -133,11 +136,3 @@ def _trimmed(one: Array) -> Array:
     high = one.offset + sum(max(each, 0) for each in reach) + 1
     data = one.data[low * one.itemsize : high * one.itemsize]
     return replace(one, offset=one.offset - low, data=data)
-
-
-def _places(one: Array) -> list[int]:
-    """Where its elements lie in `data`, in C order."""
-    places = [one.offset]
-    for many, stride in zip(one.shape, one.strides, strict=True):
-        places = [place + at * stride for place in places for at in range(many)]
-    return places

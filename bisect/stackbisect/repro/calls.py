@@ -109,10 +109,15 @@ def elements(one: Array, storage: bytes | None = None) -> bytes:
     size = one.itemsize
     if one.contiguous:
         return data[one.offset * size : (one.offset + one.elements) * size]
-    places = [one.offset]
+    return b"".join(data[place * size : (place + 1) * size] for place in places(one))
+
+
+def places(one: Array) -> list[int]:
+    """Where its elements lie in its storage, in elements from the begin of it; in C order."""
+    found = [one.offset]
     for many, stride in zip(one.shape, one.strides, strict=True):
-        places = [place + at * stride for place in places for at in range(many)]
-    return b"".join(data[place * size : (place + 1) * size] for place in places)
+        found = [place + at * stride for place in found for at in range(many)]
+    return found
 
 
 @dataclass(frozen=True)

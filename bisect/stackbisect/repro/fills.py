@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 import random
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stackbisect.repro import element_values
 from stackbisect.repro.calls import ITEMSIZE
 
-_NAMES = (
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "float32", "float64"),
-)
-_FORMATS = dict(zip(_NAMES, "?bBhHiIqQefd", strict=True))
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+# Whose values a line of a program writes.
+_WRITTEN = ("bool", *element_values.INTEGERS, *_FLOATS)
 # The integers that a dtype holds exactly, -n to n.
 _EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 SEEDS = range(4)
@@ -54,7 +51,7 @@ class Fill:
 
     def fits(self, dtype: str, count: int) -> bool:
         """Whether the dtype holds such values."""
-        if dtype not in _FORMATS and dtype != "bfloat16":
+        if dtype not in _WRITTEN:
             return self.name == "zeros" and dtype in ITEMSIZE
         if self.name == "arange":
             return count <= _most(dtype) + 1
@@ -110,34 +107,21 @@ def _most(dtype: str) -> int:
 def pack(dtype: str, values: Sequence[float | int | bool]) -> bytes:
     """Values as elements of a dtype that `unpack` knows, rounded to nearest even.
 
-    Through float32 where the dtype is smaller, as torch has it.
+    Through float32 where the dtype is smaller, as torch has it. Raises ValueError where the dtype
+    has no element for one of them.
     """
-    if dtype == "bfloat16":
-        return b"".join(struct.pack("<H", _bfloat16(value)) for value in values)
-    if dtype == "float16":
-        values = struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values))
-    return struct.pack(f"<{len(values)}{_FORMATS[dtype]}", *values)
+    data = element_values.encode(dtype, values)
+    if data is None:
+        raise ValueError(f"expected values that {dtype} has, found others")
+    return data
 
 
 def unpack(dtype: str, data: bytes) -> list[float | int | bool] | None:
     """The values of elements, exactly; None where numbers do not say all (NaN, or the dtype)."""
-    if dtype == "bfloat16":
-        words = struct.unpack(f"<{len(data) // 2}H", data)
-        wide = b"".join(struct.pack("<I", word << 16) for word in words)
-        return unpack("float32", wide)
-    if dtype not in _FORMATS:
+    if dtype not in _WRITTEN or (dtype == "bool" and any(byte > 1 for byte in data)):
         return None
-    if dtype == "bool" and any(byte > 1 for byte in data):
-        return None
-    found = list(struct.unpack(f"<{len(data) // ITEMSIZE[dtype]}{_FORMATS[dtype]}", data))
+    found = element_values.decode(dtype, data)
     return found if all(map(math.isfinite, found)) else None
-
-
-def _bfloat16(value: float) -> int:
-    word: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    if math.isnan(value):
-        return word >> 16 | 0x40
-    return (word + 0x7FFF + (word >> 16 & 1)) >> 16
 
 
 def source(fills: Iterable[Fill]) -> list[str]:

@@ -225,8 +225,12 @@ class _Choice:
 
 def _own(function: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a function is by itself: its text but for comments, and how it was decorated."""
-    definition = ast.parse(function["text"]).body[0]
-    assert isinstance(definition, ast.FunctionDef)
+    try:
+        definition = ast.parse(function["text"]).body[0]
+    except SyntaxError as error:  # a stack may have a newer Python than this one
+        raise NoText(f"this Python cannot read {_name(function)}: {error}") from None
+    if not isinstance(definition, ast.FunctionDef):
+        raise NoText(f"{_name(function)} is no function that a `def` makes")
     if ast.get_docstring(definition, clean=False) is not None and len(definition.body) > 1:
         del definition.body[0]
     options = {key: value for key, value in function["options"].items() if value}

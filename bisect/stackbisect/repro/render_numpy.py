@@ -13,12 +13,19 @@ from dataclasses import dataclass, field
 from stackbisect.repro import fills
 from stackbisect.repro.calls import ITEMSIZE, Array, Program, Step
 from stackbisect.repro.form import SCRIPT
-from stackbisect.repro.render_torch import ENVIRON, INPUTS, code, wrapped
+from stackbisect.repro.render_torch import (
+    ENVIRON,
+    INPUTS,
+    MOST_WRITTEN,
+    STORED,
+    code,
+    folded,
+    memory_of,
+    wrapped,
+)
 
 ALIGNED = 16  # what malloc gives, and numpy with it
 _MOST_ALIGNED = 64
-_MOST_WRITTEN = 64  # elements that stand in the program itself
-_WIDTH = 96
 
 
 def files(program: Program) -> dict[str, bytes]:
@@ -53,7 +60,7 @@ class _Writing:
         one = self.program.inputs[name]
         sharing = [each for each in self.program.inputs.values() if each.alias == name]
         if one.alias:
-            yield f"{name} = {self._view(_memory(one.alias), one)}"
+            yield f"{name} = {self._view(memory_of(one.alias), one)}"
             return
         if one.elements == 0:
             yield f'{name} = numpy.zeros({one.shape}, dtype="{one.dtype}")'
@@ -66,8 +73,8 @@ class _Writing:
         if len(data) % one.itemsize:
             dtype = "uint8"
         shape = (len(data) // ITEMSIZE[dtype],)
-        yield f"{_memory(name)} = memory({self._filled(dtype, shape, data)}, {shift})"
-        yield f"{name} = {self._view(_memory(name), one)}"
+        yield f"{memory_of(name)} = memory({self._filled(dtype, shape, data)}, {shift})"
+        yield f"{name} = {self._view(memory_of(name), one)}"
 
     def _view(self, memory: str, one: Array) -> str:
         self.needed.add("memory")
@@ -87,17 +94,17 @@ class _Writing:
             self.fills[fill] = None
             return _listed(fills.code(fill, dtype, count), dtype) + shaped
         item = len(data) // count
-        if count > _MOST_WRITTEN and data == data[:item] * count:
+        if count > MOST_WRITTEN and data == data[:item] * count:
             value = fills.unpack(dtype, data[:item])
             if value is not None:
                 return f"numpy.full({shape}, {value[0]!r}, {typed})"
-        values = fills.unpack(dtype, data) if count <= _MOST_WRITTEN else None
+        values = fills.unpack(dtype, data) if count <= MOST_WRITTEN else None
         if values is not None:
             return f"numpy.array({values!r}, {typed}){shaped}"
         return f"numpy.frombuffer({self._bytes(data)}, {typed}){shaped}.copy()"
 
     def _bytes(self, data: bytes) -> str:
-        if len(data) <= _MOST_WRITTEN:
+        if len(data) <= MOST_WRITTEN:
             return f'bytes.fromhex("{data.hex()}")'
         self.needed.add("stored")
         found = self.blocks.find(data)
@@ -119,7 +126,7 @@ class _Writing:
         yield "def outputs():"
         yield '    """What the call gives and what it writes over."""'
         for line in body:
-            yield from _folded("    " + line)
+            yield from folded("    " + line)
         for name, lines in _FUNCTIONS.items():
             if name in self.needed:
                 yield from ("", "", *lines.strip("\n").split("\n"))
@@ -165,27 +172,6 @@ def _listed(values: str, dtype: str) -> str:
     return f'numpy.array({values}, dtype="{dtype}")'
 
 
-def _memory(name: str) -> str:
-    return f"memory_of_{name}"
-
-
-def _folded(line: str) -> Iterator[str]:
-    """A long list of numbers over several lines."""
-    start, end = line.find("(["), line.find("]")
-    if len(line) <= _WIDTH or start < 0 or end < start:
-        yield line
-        return
-    yield line[: start + 2]
-    row = " " * 8
-    for word in line[start + 2 : end].split(", "):
-        if len(row) + len(word) > _WIDTH - 4:
-            yield row.rstrip()
-            row = " " * 8
-        row += f"{word}, "
-    yield row.rstrip()
-    yield "    " + line[end:]
-
-
 _FUNCTIONS = {
     "memory": '''
 def memory(flat, shift):
@@ -203,13 +189,7 @@ def laid_out(memory, dtype, shape, strides, offset):
     steps = [step * size for step in strides]
     return numpy.ndarray(shape, dtype, memory, offset * size, steps)
 ''',
-    "stored": f'''
-def stored(start, end):
-    """Bytes of the file beside this one."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(folder, "{INPUTS}"), "rb") as source:
-        return source.read()[start:end]
-''',
+    "stored": STORED,
 }
 
 _DIGEST = '''

@@ -30,7 +30,7 @@ from stackbisect.repro.form import SCRIPT
 INPUTS = "inputs.bin"
 MODULE = "module.pt"
 ALIGNED = 64  # what torch's allocators give, at least
-_MOST_WRITTEN = 64  # elements that stand in the program itself
+MOST_WRITTEN = 64  # elements that stand in the program itself
 _WIDTH = 96
 
 # What a program sets by functions of torch, by the names in `Program.settings`.
@@ -161,8 +161,7 @@ class Writing:
         one = self.program.inputs[name]
         sharing = [each for each in self.program.inputs.values() if each.alias == name]
         if one.alias:
-            root = self.program.inputs[one.alias]
-            yield f"{name} = {self._view(_memory(one.alias, root), one)}"
+            yield f"{name} = {self._view(memory_of(one.alias), one)}"
             return
         if one.elements == 0:
             yield f"{name} = torch.empty({one.shape}, {_typed(one)})"
@@ -179,8 +178,8 @@ class Writing:
             dtype = "uint8"
         shape = (len(data) // (1 if dtype == "uint8" else one.itemsize),)
         flat = self._filled(dtype, shape, data, one.device)
-        yield f"{_memory(name, one)} = memory({flat}, {shift})"
-        yield f"{name} = {self._view(_memory(name, one), one)}"
+        yield f"{memory_of(name)} = memory({flat}, {shift})"
+        yield f"{name} = {self._view(memory_of(name), one)}"
 
     def _view(self, memory: str, one: Array) -> str:
         self.needed.add("memory")
@@ -200,11 +199,11 @@ class Writing:
             self.fills[fill] = None
             return f"torch.tensor({fills.code(fill, dtype, count)}, {typed}){shaped}"
         item = len(data) // count
-        if count > _MOST_WRITTEN and data == data[:item] * count:
+        if count > MOST_WRITTEN and data == data[:item] * count:
             value = fills.unpack(dtype, data[:item])
             if value is not None:
                 return f"torch.full({shape}, {value[0]!r}, {typed})"
-        values = fills.unpack(dtype, data) if count <= _MOST_WRITTEN else None
+        values = fills.unpack(dtype, data) if count <= MOST_WRITTEN else None
         if values is not None:
             return f"torch.tensor({values!r}, {typed}){shaped}"
         moved = "" if device == "cpu" else f'.to("{device}")'
@@ -214,7 +213,7 @@ class Writing:
     def _bytes(self, data: bytes) -> str:
         """An expression for a flat tensor of bytes."""
         self.needed.add("tensor")
-        if len(data) <= _MOST_WRITTEN:
+        if len(data) <= MOST_WRITTEN:
             return f'tensor(bytes.fromhex("{data.hex()}"))'
         self.needed.add("stored")
         found = self.blocks.find(data)
@@ -238,7 +237,7 @@ class Writing:
         yield "def outputs():"
         yield '    """What the call gives and what it writes over."""'
         for line in body:
-            yield from _folded("    " + line)
+            yield from folded("    " + line)
         for name, lines in _FUNCTIONS.items():
             if name in self.needed:
                 yield from ("", "", *lines.strip("\n").split("\n"))
@@ -273,7 +272,8 @@ class Writing:
             yield f"import {module}  # registers {program.operation}"
 
 
-def _memory(name: str, one: Array) -> str:
+def memory_of(name: str) -> str:
+    """The variable for the memory that an input lies in."""
     return f"memory_of_{name}"
 
 
@@ -283,13 +283,14 @@ def _typed(one: Array) -> str:
 
 
 def wrapped(before: str, words: list[str], after: str) -> list[str]:
+    """A line with these words, or where it is long a line for each of them."""
     line = before + ", ".join(words) + after
     if len(line) < _WIDTH - 20:
         return [line]
     return [before, *(f"    {word}," for word in words), after]
 
 
-def _folded(line: str) -> Iterator[str]:
+def folded(line: str) -> Iterator[str]:
     """A long list of numbers over several lines."""
     start, end = line.find("(["), line.find("]")
     if len(line) <= _WIDTH or start < 0 or end < start:
@@ -306,6 +307,13 @@ def _folded(line: str) -> Iterator[str]:
     yield "    " + line[end:]
 
 
+STORED = f'''
+def stored(start, end):
+    """Bytes of the file beside this one."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(folder, "{INPUTS}"), "rb") as source:
+        return source.read()[start:end]
+'''
 _FUNCTIONS = {
     "memory": '''
 def memory(flat, shift):
@@ -353,13 +361,7 @@ def named(name, value):
     elif hasattr(value, "__dataclass_fields__"):
         yield from named(name, dict(vars(value)))
 ''',
-    "stored": f'''
-def stored(start, end):
-    """Bytes of the file beside this one."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(folder, "{INPUTS}"), "rb") as source:
-        return source.read()[start:end]
-''',
+    "stored": STORED,
 }
 
 _DIGEST = '''

@@ -99,12 +99,8 @@ def evaluations(program: Program) -> Sequence[Files]:
 
 
 def _padded(program: Program, byte: int) -> Program:
-    moved = {name: array_edits.padded(one, byte) for name, one in program.inputs.items()}
-    for name, one in moved.items():
-        if one.alias:
-            before, now = program.inputs[one.alias].offset, moved[one.alias].offset
-            moved[name] = replace(one, offset=one.offset + now - before)
-    return replace(program, inputs=moved)
+    inputs = {name: array_edits.padded(one, byte) for name, one in program.inputs.items()}
+    return replace(program, inputs=inputs)
 
 
 def words(program: Program) -> str:
