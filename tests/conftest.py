@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -33,6 +34,14 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 _SET_BY_INDUCTOR = {
     name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 }
+
+
+# How long one example takes says something of the machine alone.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("pinner", deadline=None)
+    settings.load_profile("pinner")
 
 
 @pytest.fixture(autouse=True)
