@@ -269,6 +269,18 @@ def test_the_generators_state_is_an_input_of_what_draws(drawn: bool, tmp_path: P
     assert repro["digest"](repro["outputs"]()["out"]) == found.expected["out"]
 
 
+def test_an_overload_whose_name_is_a_keyword_is_called(tmp_path: Path) -> None:
+    def draw() -> None:
+        torch.manual_seed(11)
+        torch.zeros(50).random_(2, 90)
+
+    found = made(tmp_path, "aten.random_.from", draw, random=True)
+    repro = loaded(found.program, tmp_path / "repro")
+    torch.manual_seed(3)
+    outputs = repro["outputs"]()
+    assert {name: repro["digest"](each) for name, each in outputs.items()} == found.expected
+
+
 def test_inputs_that_a_line_makes_need_no_file(tmp_path: Path) -> None:
     def run() -> None:
         x = torch.arange(4000, dtype=torch.float32).reshape(40, 100)

@@ -185,6 +185,26 @@ def test_where_fresh_processes_do_not_show_the_smallest_one_a_larger_one_is_kept
     assert outcome.form.shrink == form.Shrunk(2, 2, 5)
 
 
+@dataclass(frozen=True)
+class Wide(Call):
+    """Its output has a dtype whose elements are not compared one by one."""
+
+    def files(self) -> Mapping[str, bytes]:
+        return {n: b.replace(b'"float32"', b'"float128"') for n, b in super().files().items()}
+
+
+def test_a_dtype_that_is_not_compared_element_by_element_is_a_repro_all_the_same(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    outcome = extract(*stacks(tmp_path), asked(tmp_path, Wide()), said.append)
+    assert outcome.exit == extracting.EXTRACTED
+    assert outcome.form is not None
+    assert outcome.form.difference is None
+    assert "found 'float128'" in said[-1]
+    assert form.read(tmp_path / "found") == outcome.form
+
+
 @pytest.mark.parametrize(
     ("printed", "table"),
     [

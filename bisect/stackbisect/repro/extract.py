@@ -196,8 +196,8 @@ def _extract(good: Stack, bad: Stack, asked: Asked, work: Path, say: Say) -> Out
         return _no_repro(site, proof)
     content = dict(smaller.case.files())
     tables = _tables((good, bad), proof, smaller.case, limit)
-    outputs = [differing.outputs(content, each, time_limit=limit) for each in (good, bad)]
-    made = _form(smaller, site, tables, differing.difference(*outputs), asked)
+    difference = _difference(content, (good, bad), limit, say)
+    made = _form(smaller, site, tables, difference, asked)
     made = replace(made, machine=machine.machine(good, time_limit=limit))
     _write(asked.out, content, made, smaller.case.notes)
     return Outcome(EXTRACTED, words.extracted(made, asked.out), site, made, asked.out)
@@ -239,6 +239,18 @@ def _proved(
             return smaller, proof
         say(f"in fresh processes the smaller case shows nothing ({proof.text}): a larger one")
         place //= 2
+
+
+def _difference(
+    content: Mapping[str, bytes], stacks: tuple[Stack, Stack], limit: float | None, say: Say
+) -> form.Difference | None:
+    """How the outputs differ; None where that cannot be said. What was proved stays a repro."""
+    try:
+        good, bad = (differing.outputs(content, each, time_limit=limit) for each in stacks)
+        return differing.difference(good, bad)
+    except form.FormError as error:
+        say(f"how the outputs differ is not said: {error}")
+        return None
 
 
 def _tables(

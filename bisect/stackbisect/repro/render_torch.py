@@ -140,7 +140,7 @@ class Writing:
         """One call."""
         words = [self._value(each) for each in step.args]
         words += [f"{name}={self._value(each)}" for name, each in step.kwargs.items()]
-        call = wrapped(f"torch.ops.{step.target}(", words, ")")
+        call = wrapped(f"{_function(step.target)}(", words, ")")
         names = [name or "_" for name in step.results]
         if not any(step.results):
             yield from call
@@ -270,6 +270,14 @@ class Writing:
         yield "import torch"
         for module in program.imports:
             yield f"import {module}  # registers {program.operation}"
+
+
+def _function(target: str) -> str:
+    """An operation as an expression; the name of an overload may be a keyword ("from")."""
+    name, _, overload = target.rpartition(".")
+    if keyword.iskeyword(overload):
+        return f'getattr(torch.ops.{name}, "{overload}")'
+    return f"torch.ops.{target}"
 
 
 def memory_of(name: str) -> str:
