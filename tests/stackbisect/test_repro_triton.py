@@ -304,6 +304,7 @@ def power(n):
 """
 BODY = """
 mix = own.mix(_norm(x)) + mixed(x)  # é: a name that is one's own here, behind ½ a line
+# Two lines to \u2028str.splitlines, and one to Python.
 tl.static_assert(B > 1, f"B {EPS}")
 if B < 2:  # what Triton's interpreter does not do
     v = exp2(libdevice.abs(added(x)))

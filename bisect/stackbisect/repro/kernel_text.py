@@ -426,7 +426,8 @@ class _Writing:
 
     def _written(self, number: int) -> str:
         function = self._functions[number]
-        lines = [line.encode() for line in function["text"].splitlines()]
+        # As Python counts lines: other separators, in a comment or a string, end none.
+        lines = [line.encode() for line in function["text"].rstrip("\n").split("\n")]
         edits = [
             (place, None if read["means"][0] == _NOTE else self._names[self._key(number, read)])
             for read in function["reads"]

@@ -301,7 +301,7 @@ def _text(wrapped: Any, function: FunctionType, name: str) -> str:
         raise NoSource("the source of %s is not that of a function" % name) from None
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
         raise NoSource("the source of %s is not that of a plain function" % name)
-    return "\n".join(text.splitlines()[body[0].lineno - 1 :]).rstrip() + "\n"
+    return "\n".join(text.split("\n")[body[0].lineno - 1 :]).rstrip() + "\n"
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ def _distribution(folder: str, inside: str, top: str) -> Dict[str, Any]:
 def _lines(path: str) -> List[str]:
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
-            return source.read().splitlines()
+            return source.read().split("\n")
     except OSError:
         return []
 
