@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -105,6 +106,12 @@ def has_gpu() -> bool:
     except ImportError:
         return False
     return bool(torch.cuda.is_available())
+
+
+@functools.cache
+def has_avx2() -> bool:
+    """Has the CPU AVX2? Where it has, torch and OpenBLAS have kernels of two kinds to compare."""
+    return "avx2" in Path("/proc/cpuinfo").read_text()
 
 
 def _missing(reason: str) -> NoReturn:

@@ -91,6 +91,7 @@ def test_the_fix_leaves_nothing_to_find(tmp_path: Path) -> None:
     assert "bisection one-thread: not reproduced" in done.stdout
 
 
+@pytest.mark.skipif(not lanes.has_avx2(), reason="needs a CPU with AVX2")
 @pytest.mark.skipif(not lanes.soak(), reason="ten probes that import torch: make soak")
 def test_the_same_with_torch_and_a_variable(tmp_path: Path) -> None:
     folder = copied(NAME, tmp_path)

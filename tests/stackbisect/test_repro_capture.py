@@ -172,6 +172,8 @@ def environment(*more: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Both stacks, with a small library installed, by forks of two processes."""
+    if not lanes.has_avx2():
+        pytest.skip("needs a CPU with AVX2")
     folder = tmp_path_factory.mktemp("capture")
     library = folder / "site"
     (library / "small_lib-1.4.dist-info").mkdir(parents=True)
@@ -306,6 +308,7 @@ def test_what_is_no_call_says_what_it_is(name: str, said: str) -> None:
     assert "TORCHDYNAMO_DISABLE=1" in found.text
 
 
+@pytest.mark.skipif(not lanes.has_avx2(), reason="needs a CPU with AVX2")
 @pytest.mark.skipif(not lanes.soak(), reason="the long form (make soak)")
 def test_the_command_extracts_and_shrinks_in_processes_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWENTY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import subprocess
 import sys
@@ -100,9 +99,9 @@ def check_folder(outcome: Outcome, operation: str) -> form.Form:
 # -- a call that is the same, and other bits by a variable -----------------------------------------
 
 
+@pytest.mark.skipif(not lanes.has_avx2(), reason="needs two kernels of OpenBLAS for x86-64")
 def test_the_call_inside_of_a_call_is_what_is_extracted(tmp_path: Path) -> None:
     """`tensordot` calls `dot`: that is the smaller thing to show."""
-    lanes.require(platform.machine() == "x86_64", "needs the kernels of OpenBLAS for x86-64")
     source = PRODUCTS.replace("a @ b", "numpy.tensordot(a, b, 1)")
     (tmp_path / "work.py").write_text(source)
     names = [f"OPENBLAS_CORETYPE={name}" for name in ("Haswell", "Nehalem")]

@@ -215,11 +215,7 @@ def test_what_an_output_looks_like(
 # -- the real thing --------------------------------------------------------------------------------
 
 
-def avx2() -> bool:
-    return "avx2" in Path("/proc/cpuinfo").read_text()
-
-
-@pytest.mark.skipif(not avx2(), reason="needs a CPU with AVX2")
+@pytest.mark.skipif(not lanes.has_avx2(), reason="needs a CPU with AVX2")
 def test_softmax_between_two_vector_units_becomes_a_few_elements(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     seed = random.SystemRandom().randrange(1 << 32)
