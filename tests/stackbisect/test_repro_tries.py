@@ -212,6 +212,15 @@ def test_what_an_output_looks_like(
     assert tries.finding(*looks) == how
 
 
+def test_what_torch_computes_late_looks_like_its_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    for late in (z.conj(), z.conj().imag):
+        assert late.is_conj() or late.is_neg()
+        now = late.resolve_conj().resolve_neg().contiguous()
+        assert try_many.look_at({"out": late}) == try_many.look_at({"out": now})
+
+
 # -- the real thing --------------------------------------------------------------------------------
 
 

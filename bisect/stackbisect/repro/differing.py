@@ -31,7 +31,7 @@ def plain(value):
     if hasattr(value, "detach"):
         import torch
 
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         return str(value.dtype)[6:], list(value.shape), bytes(flat.view(torch.uint8).tolist())
     return value.dtype.name, list(value.shape), value.tobytes()
 

@@ -273,7 +273,7 @@ def _torch_parts(value: Any) -> tuple[str, list[int], tuple[bytes, bytes, bytes]
     import torch
 
     dtype, shape = str(value.dtype)[len("torch.") :], list(value.shape)
-    flat = value.cpu().contiguous().reshape(-1)
+    flat = value.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     bits = _bytes_of(flat)
     if not (flat.is_floating_point() or flat.is_complex()):
         return dtype, shape, (bits, bits, b"")
