@@ -174,6 +174,7 @@ def test_a_folder_of_the_catalogue_is_not_said_to_be_what_it_is_not() -> None:
     assert "repeats its own bits" not in text
     assert "was traced in both stacks" not in text
     assert "compare what they print" in text
+    assert "What it prints" not in text
     assert "The sum is made in one order." in text
     assert "repeats its own bits" in report()
     assert "was traced in both stacks" in report()

@@ -81,14 +81,17 @@ class _Prose:
         yield from _block("\n".join(map(self._command, self._form.stacks)), "sh")
 
     def results(self) -> Iterator[str]:
-        """What it prints, and how that differs."""
+        """What it prints, and how that differs; nothing where no digests are kept."""
+        shown = [each for each in self._form.stacks if each.digests]
+        if not shown:
+            return
         yield "## What it prints"
         yield ""
-        for each in self._form.stacks:
+        for each in shown:
             yield f"In the {self._said(each.name)} stack:"
             yield ""
             lines = [f"digest {name} {digest}" for name, digest in each.digests.items()]
-            yield from _block("\n".join(lines) or "no digests that stay")
+            yield from _block("\n".join(lines))
         apart = self._form.difference
         if apart is not None:
             yield f"{words.difference(apart)}."
