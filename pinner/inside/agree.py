@@ -84,6 +84,14 @@ def may_wait() -> bool:
     )
 
 
+def keep(cause: str) -> bool:
+    """Whether this process waits with `cause`, instead of ending for it at once."""
+    if not may_wait():
+        return False
+    wait_with(cause)
+    return True
+
+
 def wait_with(cause: str) -> None:
     """Keep `cause`, for which this process cannot start, until the exchange, and no longer."""
     global _waiting

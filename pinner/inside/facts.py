@@ -195,16 +195,10 @@ def _refuse_differences() -> None:
 
 def _tells_the_others(found: List[stack_rules.Mismatch]) -> bool:
     """Whether the ranks compare their facts later (see agree.py), so that all end alike."""
-    active = session.current()
-    if active is None or active.agree is None:
-        return False
     from . import agree
 
-    if not agree.may_wait():
-        return False
     rows = "; ".join(str(each) for each in found)
-    agree.wait_with("the stack here is not the locked one: %s" % rows)
-    return True
+    return agree.keep("the stack here is not the locked one: %s" % rows)
 
 
 def _once(name: str, read: Callable[[], Facts]) -> Facts:

@@ -75,14 +75,10 @@ def load() -> Pins:
 
 def _refuse(cause: str) -> None:
     """End the process, or keep the cause for the other ranks where they wait to hear of it."""
-    active = session.current()
-    if active is not None and active.agree is not None:
-        from . import agree
+    from . import agree
 
-        if agree.may_wait():
-            agree.wait_with(cause)
-            return
-    faults.die(cause)
+    if not agree.keep(cause):
+        faults.die(cause)
 
 
 def triton_kernel(name: str) -> Optional[Dict[str, Any]]:

@@ -171,12 +171,19 @@ def _before_torch() -> None:
         if not policy_rules.accepts(rule, _value(rule)) and not rule["keep"]:
             refused.append(_refused_text(held, rule))
     if refused:
-        faults.die(
+        _refuse(
             "the profile %s refuses %d of the variables here: %s"
             % (held.profile, len(refused), "; ".join(refused))
         )
     _set_missing(held)
     _bind_attention(held)
+
+
+def _refuse(cause: str) -> None:
+    from . import agree
+
+    if not agree.keep(cause):  # as one of several ranks it tells the others first
+        faults.die(cause)
 
 
 def _bind_attention(held: _Held) -> None:

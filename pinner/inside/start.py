@@ -81,9 +81,8 @@ def _check_pins(active: session.Session, path: str) -> None:
     except faults.StartFault as error:
         from . import agree
 
-        if not agree.may_wait():
+        if not agree.keep(str(error)):
             raise
-        agree.wait_with(str(error))
 
 
 def _begin_agree() -> None:

@@ -265,6 +265,16 @@ class TestRefusedAndKept:
         assert "CUBLAS_WORKSPACE_CONFIG=:0:0" in fault["cause"]
         assert "NCCL_ALGO=Tree" in fault["cause"]
 
+    def test_a_rank_whose_ranks_agree_first_waits_with_it_until_then(self, tmp_path: Path) -> None:
+        rig = SessionRig(tmp_path / "s", policy=_settings("deterministic"), agree=1)
+        code = (
+            "import os; os.environ['NCCL_ALGO'] = 'Tree'\n"
+            "from pinner.inside import policy; policy._before_torch(); print('waits')"
+        )
+        done = rig.script(code, PYTHONHASHSEED="0", RANK="0", WORLD_SIZE="2", **_PATHS)
+        assert (done.returncode, done.stdout) == (96, "waits\n")
+        assert "refuses 1 of the variables here: NCCL_ALGO=Tree" in done.stderr
+
     def test_a_process_that_never_imports_torch_is_left_alone(self, tmp_path: Path) -> None:
         rig = SessionRig(tmp_path / "s", policy=_settings("deterministic"))
         done = rig.script("import os; print(os.environ['NCCL_ALGO'])", CUBLAS_WORKSPACE_CONFIG="x")
