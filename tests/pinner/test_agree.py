@@ -190,6 +190,29 @@ def test_the_rank_that_holds_the_store_stays_until_the_others_have_heard(
         assert slept == stays
 
 
+def test_a_python_that_starts_no_thread_at_its_end_goes_to_no_exchange_without_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.12.0 and 3.12.1: "can't create new thread at interpreter shutdown"."""
+    came: list[str] = []
+
+    def no_thread(seconds: float) -> None:
+        came.append("limit")
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    module = types.SimpleNamespace(rendezvous=came.append)
+    active = types.SimpleNamespace(agree=1.0)
+    monkeypatch.setitem(sys.modules, agree._MODULE, module)
+    monkeypatch.setattr(agree.session, "current", lambda: active)
+    monkeypatch.setattr(agree, "may_wait", lambda: True)
+    monkeypatch.setattr(agree, "_is_child", lambda: False)
+    monkeypatch.setattr(agree, "_limit", no_thread)
+    monkeypatch.setattr(agree, "_invalid", "no such config")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    agree._tell_at_the_end()
+    assert came == ["limit"]
+
+
 ONE = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks
 ALONE = ["--allow-draft", "--agree", "1", "--expect", "1", "--", sys.executable, "-c"]
 
