@@ -242,18 +242,26 @@ def test_what_does_not_tell_the_stacks_apart_is_not_handed_over(
 
 def test_why_there_is_nothing_to_capture_is_an_exit_code(tmp_path: Path) -> None:
     def restless(level: str, number: int) -> list[dict[str, Any]]:
-        return [MM, event("op", "aten.sum.default", ["7"], [str(80 + number)])]
+        return [event("op", "aten.sum.default", ["7"], [str(80 + number)]), MM]
 
+    calm = event("op", "aten.sum.default", ["7"], ["81"])
     view = [always(event("op", "aten.view.default", ["5"], [out])) for out in ("3", "9")]
     cases: list[tuple[tuple[Lines, Lines], int]] = [
         ((always(MM), always(MM)), extracting.NOT_REPRODUCED),
-        ((restless, always(OTHER_MM)), extracting.UNTESTABLE),
+        ((restless, always(calm, OTHER_MM)), extracting.UNTESTABLE),
         ((view[0], view[1]), extracting.NO_REPRO),
     ]
     for lines, code in cases:
         outcome = extract(*stacks(tmp_path, *lines), asked(tmp_path, NoCase("never")), quiet)
         assert (outcome.exit, outcome.site) == (code, None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_where_no_folder_can_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = replace(asked(tmp_path, Call()), out=tmp_path / "file" / "found")
+    with pytest.raises(UsageError, match="where a folder can be made"):
+        extract(*stacks(tmp_path), made, quiet)
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:

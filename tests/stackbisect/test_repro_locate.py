@@ -149,22 +149,47 @@ def test_without_a_module_around_it_there_is_no_site(tmp_path: Path) -> None:
     assert answer.reason == locating.UNTRACED
 
 
-@pytest.mark.parametrize("restless", ["good", "bad"])
-def test_a_stack_that_does_not_repeat_itself_is_refused(restless: str, tmp_path: Path) -> None:
-    def flips(first: Line) -> Lines:
-        return lambda level, number: [
-            first,
-            event("op", "aten.sum.default", ["7"], [str(80 + number)]),
-        ]
+def restless(number: int) -> Line:
+    return event("op", "aten.sum.default", ["7"], [str(80 + number)])
 
-    good, bad = always(MM), always(OTHER_MM)
-    lines = (flips(MM), bad) if restless == "good" else (good, flips(OTHER_MM))
+
+@pytest.mark.parametrize("which", ["good", "bad"])
+def test_a_stack_that_does_not_repeat_itself_is_refused(which: str, tmp_path: Path) -> None:
+    def flips(after: Line) -> Lines:
+        return lambda level, number: [restless(number), after]
+
+    calm = event("op", "aten.sum.default", ["7"], ["81"])
+    good, bad = always(calm, MM), always(calm, OTHER_MM)
+    lines = (flips(MM), bad) if which == "good" else (good, flips(OTHER_MM))
     answer, levels = found(*lines, tmp_path)
     assert isinstance(answer, NoSite)
     assert answer.reason == locating.UNSTABLE
-    assert f"the {restless} stack does not repeat itself" in answer.text
+    assert f"the {which} stack does not repeat itself" in answer.text
     assert "aten.sum.default" in answer.text
     assert levels == ["ops", "ops", "kernels", "kernels"]
+
+
+def test_an_operation_that_does_not_repeat_itself_is_no_site(tmp_path: Path) -> None:
+    def flips(level: str, number: int) -> list[Line]:
+        return [event("op", "aten.mm.default", ["1", "2"], [str(30 + number)])]
+
+    answer, _ = found(flips, always(OTHER_MM), tmp_path)
+    assert isinstance(answer, NoSite)
+    assert answer.reason == locating.UNSTABLE
+
+
+@pytest.mark.parametrize("which", ["good", "bad"])
+def test_what_does_not_repeat_itself_later_does_not_matter(which: str, tmp_path: Path) -> None:
+    """Workers of a loader, threads: they end in another order each time."""
+
+    def flips(before: Line) -> Lines:
+        return lambda level, number: [before, restless(number)]
+
+    good, bad = always(MM), always(OTHER_MM)
+    lines = (flips(MM), bad) if which == "good" else (good, flips(OTHER_MM))
+    answer, _ = found(*lines, tmp_path)
+    assert isinstance(answer, Site)
+    assert answer.name == "aten.mm.default"
 
 
 def test_unstable_inside_of_a_kernel_is_not_unstable(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ among its arguments.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import Case, NoCase
 from stackbisect.repro.locate import Site
 from stackbisect.repro.render_torch import ENVIRON
-from stackbisect.repro.stacks import Stack
+from stackbisect.repro.stacks import Ran, Stack
 
 _RUN = ("python", form.SCRIPT)
 # How many operations before a call are taken along where it gives other bits alone.
@@ -135,8 +134,7 @@ def _variables(stack: Stack, names: Sequence[str], asked: Asked) -> Mapping[str,
     """Those of the variables that a process of a stack begins with."""
     script = "import json, os, sys; print(json.dumps({n: os.environ.get(n) for n in sys.argv[1:]}))"
     ran = stack.run({}, ("python", "-c", script, *names), time_limit=asked.time_limit)
-    found: Mapping[str, str] = {} if ran.failure else json.loads(ran.stdout)
-    return found
+    return ran.table
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def _set_otherwise(made: Made, found: Captured, asked: Asked) -> NoCase | None:
     if not made.expected:
         return None
     ran = asked.other.run(made.program.files(), _RUN, time_limit=asked.time_limit)
-    if ran.failure or form.printed(ran.stdout) != made.expected:
+    if ran.failure or _printed(ran) != made.expected:
         return None
     there = asked.captured(asked.other)
     if isinstance(there, NoCase):
@@ -188,6 +186,13 @@ def _set_otherwise(made: Made, found: Captured, asked: Asked) -> NoCase | None:
         f"of torch are in force in the {asked.stack.name} and in the {asked.other.name} stack: "
         f"{'; '.join(apart)}. Look for what sets them: the command, or a library that it imports"
     )
+
+
+def _printed(ran: Ran) -> Mapping[str, str]:
+    try:
+        return form.printed(ran.stdout)
+    except form.FormError:
+        return {}
 
 
 def settings_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -173,6 +173,7 @@ def extract(good: Stack, bad: Stack, asked: Asked, say: Say) -> Outcome:
     """Do all of it. Raises UsageError, InfrastructureError and TraceError."""
     if asked.out.exists():
         raise UsageError(f"{asked.out}: expected a folder that is not there yet; give another -o")
+    _check_place(asked.out)
     with folder(asked.scratch) as work:
         return _extract(good, bad, asked, work, say)
 
@@ -316,6 +317,17 @@ for name in sys.argv[1:]:
         pass
 print(json.dumps(found))
 """
+
+
+def _check_place(out: Path) -> None:
+    """Raises UsageError where no folder can be made: not after all the work was done."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"{out}: expected a place where a folder can be made, found: {error}; give another -o"
+        ) from error
 
 
 def _write(out: Path, content: Mapping[str, bytes], made: form.Form, notes: Sequence[str]) -> None:

@@ -94,7 +94,7 @@ class _Prose:
             yield from _block("\n".join(lines))
         apart = self._form.difference
         if apart is not None:
-            yield f"{words.difference(apart)}."
+            yield f"{words.differing(self._form)}."
             yield ""
 
     def around(self) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Finds the first operation whose inputs match and whose outputs differ between two stacks.
 
-The command runs traced in both, and again in both: a stack whose two traces differ shows nothing.
+The command runs traced in both, and again in both: a stack whose two traces differ before that
+operation, or in it, shows nothing.
 Operations are looked at first, then kernels. Where neither level sees what wrote the differing
 tensor, the innermost module that takes the same and gives something else is the answer.
 """
@@ -139,10 +140,13 @@ class _Tracing:
         again = self._all(level, 2)
         if isinstance(again, NoSite):
             return again
-        for stack, first, second in zip((self.good, self.bad), traced, again, strict=True):
-            same = compare_traces(first, second, jobs=1)
-            if same.exit != 0:
+        for side, stack in enumerate((self.good, self.bad)):
+            same = compare_traces(traced[side], again[side], jobs=1)
+            if same.exit == 0:
+                continue
+            if not stable(report.head, side, same):
                 return unstable(stack.name, same)
+            self.say(f"the {stack.name} stack does not repeat itself after that: {_first(same)}")
         return site(report, level, modules=level == _LEVELS[-1])
 
     def _all(self, level: str, number: int) -> tuple[Path, Path] | NoSite:
@@ -184,15 +188,35 @@ def nothing_differs(report: Report) -> NoSite:
     )
 
 
-def unstable(stack: str, report: Report) -> NoSite:
+def stable(head: RankFinding, side: int, same: Report) -> bool:
+    """Whether two traces of one stack agree as far as the stacks' first mismatch. Pure.
+
+    side: of the stack in the comparison that found `head`. What differs after it, or in another
+    process, does not matter to it: threads and workers of a loader take turns as they come.
+    """
+    assert head.mismatch is not None
+    if same.incomparable is not None:
+        return False
+    log = (head.first, head.second)[side]
+    line = (head.mismatch.first, head.mismatch.second)[side].line
+    own = [each for each in same.ranks if each.first.path == log.path]
+    return bool(own) and all(
+        each.mismatch is None or each.mismatch.first.line > line for each in own
+    )
+
+
+def unstable(stack: str, same: Report) -> NoSite:
     """Two traces of one stack differ. Pure."""
-    first = report.text().split("\n")[0]
     return NoSite(
         UNSTABLE,
         f"the {stack} stack does not repeat itself, so that no bits are its own; two of its runs: "
-        f"{first}. Seed it, pin its choices (pinner record), or find what is not deterministic "
-        "(pinner verify)",
+        f"{_first(same)}. Seed it, let threads not race, pin its choices (pinner record), or find "
+        "what is not deterministic (pinner verify)",
     )
+
+
+def _first(report: Report) -> str:
+    return report.text().split("\n")[0]
 
 
 def site(report: Report, level: str, *, modules: bool) -> Site | NoSite:

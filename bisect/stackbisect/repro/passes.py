@@ -128,7 +128,7 @@ def arguments(program: Program) -> Edits:
             if isinstance(value, (tuple, Listed)):
                 yield from _shorter(number, place, value)
     for at, value in enumerate(values.leaves(program)):
-        if value is not None and value is not False:
+        if value is not None and not isinstance(value, bool):  # torch takes None for a bool
             nothing = partial(_nothing, at, value)
             yield Edit(f"leaf {at}", f"None for argument {at}", nothing)
 

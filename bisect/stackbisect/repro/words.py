@@ -47,24 +47,44 @@ def extracted(form: Form, out: Path) -> str:
     """What `extract` says in the end."""
     lines = [f"{out}: {form.finding.title}"]
     if form.difference is not None:
-        lines.append(f"  {difference(form.difference)}")
+        lines.append(f"  {differing(form)}")
     for each in form.stacks:
         for name, digest in each.digests.items():
             lines.append(f"  {each.name}: {name} {digest[: len('sha256:') + _DIGITS]}")
     if form.shrink is not None:
         done = form.shrink
-        lines.append(
-            f"  shrunk in {done.steps} steps ({done.tries} tries) to {done.elements} elements"
-        )
+        sizes = f"{many(done.elements, 'element')} of input"
+        lines.append(f"  shrunk in {many(done.steps, 'step')} ({done.tries} tries) to {sizes}")
     return "\n".join(lines) + "\n"
 
 
+def many(count: int, word: str) -> str:
+    """A count with its word."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def differing(form: Form) -> str:
+    """The differing elements in a line, and which other outputs differ, too."""
+    assert form.difference is not None
+    good, bad = (each.digests for each in form.stacks[:2])
+    apart = [name for name in good if name in bad and good[name] != bad[name]]
+    others = [name for name in apart if name != form.difference.output]
+    text = difference(form.difference)
+    return f"{text}; other bits in {', '.join(others)}, too" if others else text
+
+
 def difference(apart: Difference) -> str:
-    """The differing elements in a line."""
-    many = "1 element differs" if apart.elements == 1 else f"{apart.elements} elements differ"
+    """The differing elements of an output in a line."""
+    count = many(apart.elements, "element") + (" differs" if apart.elements == 1 else " differ")
     place = list(apart.first_index)
-    text = f"{apart.output or 'output'}: {many}, first at {place}: {' and '.join(apart.hex)}"
-    return text if apart.ulp is None else f"{text}, {apart.ulp} ulp apart"
+    text = f"{apart.output or 'output'}: {count}, first at {place}: {' and '.join(apart.hex)}"
+    # Between a small number and zero lie hundreds of millions: that says nothing.
+    if apart.ulp is None or apart.ulp > _FAR:
+        return text
+    return f"{text}, {apart.ulp} ulp apart"
+
+
+_FAR = 1_000_000
 
 
 def page(form: Form, notes: Sequence[str] = ()) -> str:
@@ -114,4 +134,4 @@ def _page(form: Form, notes: Sequence[str]) -> Iterator[str]:
         yield "```"
         yield ""
     if form.difference is not None:
-        yield f"{difference(form.difference)}."
+        yield f"{differing(form)}."
