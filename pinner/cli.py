@@ -87,6 +87,19 @@ both was compared and is equal; 2 where one has no baseline, or was killed, and 
 equal."""
 
 
+UPDATE = """\
+Runs CMD under the lock and tunes only what is not in it, or does not hold any more: a config that
+is not offered, a changed source, other machine code on the same stack. All else stays as it is.
+Then the whole is validated by N fresh enforced runs, as `record` does, and what changed is said;
+nothing is written unless these runs agree. Another stack is no update: record there."""
+
+PRUNE = """\
+Runs CMD under the lock, and removes the choices that neither it nor a run of --session used; each
+is named, the others stay as they are. The lock's evidence was made with what goes: so what is left
+is validated by N fresh runs of CMD, and sealed with their evidence, or nothing is written. Without
+CMD nobody validates it: a draft goes to FILE.draft."""
+
+
 DOCTOR = """\
 Looks for what stands in the way of a run that repeats, and changes nothing: variables that are
 missing, not accepted, contradictory, read by no library, or (with CMD) set too late; the stack and
@@ -357,11 +370,26 @@ def _show(arguments: argparse.Namespace) -> int:
     from pinner.lockfile.codec import read_lock
 
     _no_command(arguments)
+    if arguments.textconv:
+        return _textconv(arguments.lock)
     lock = read_lock(arguments.lock)
     if arguments.tunableop:
         return _tunableop(lock.cublaslt)
     text = _json(show.as_json(lock)) if arguments.json else show.show(lock)
     return 0 if _print(text) else UNREADABLE
+
+
+def _textconv(path: Path) -> int:
+    """For git, which shows no diff at all where this fails: a file that is no lock as it is."""
+    from pinner.lockfile.codec import read_lock
+    from pinner.lockfile.errors import LockError
+    from pinner.lockfile.review import review_text
+
+    try:
+        text = review_text(read_lock(path))
+    except LockError as error:
+        text = f"not a lock: {error}\n{path.read_text(encoding='utf-8', errors='replace')}"
+    return 0 if _print(text.removesuffix("\n")) else UNREADABLE
 
 
 def _tunableop(entries: Sequence[Any]) -> int:
@@ -426,6 +454,48 @@ def _merge(arguments: argparse.Namespace) -> int:
     say(outcome.text)
     _print_json(arguments, outcome.to_json)
     return outcome.exit
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from pinner.launch import pruning
+
+    if arguments.cmd is None and not arguments.session:
+        raise _Usage("expected a command after `--`, or folders of runs with --session")
+    _refuse_obstacles(arguments)
+    command = () if arguments.cmd is None else _command(arguments)
+    options = pruning.Options(
+        _resealing(arguments, command), tuple(arguments.session), arguments.dry_run
+    )
+    outcome = pruning.prune(options, os.environ, say)
+    say(outcome.told or outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    from pinner.launch import updating
+
+    _refuse_obstacles(arguments)
+    resealing = _resealing(arguments, _command(arguments))
+    recording = replace(resealing, on_conflict=arguments.on_conflict)
+    outcome = updating.update(updating.Options(recording, arguments.draft), os.environ, say)
+    say(outcome.told or outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
+def _resealing(arguments: argparse.Namespace, command: Sequence[str]) -> Any:
+    """How a lock that changes is validated, and written in its own place."""
+    from pinner.launch import record
+
+    _check_out(arguments.lock)
+    return record.Options(
+        job=_job(arguments, command),
+        out=arguments.lock,
+        runs=arguments.runs,
+        expect=arguments.expect,
+        folder=arguments.dir,
+    )
 
 
 def _audit(arguments: argparse.Namespace) -> int:
@@ -585,7 +655,16 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-_RUNS = ("record", "enforce", "audit", "doctor", "trace", "verify")
+_RUNS = (
+    "record",
+    "enforce",
+    "update",
+    "prune",
+    "audit",
+    "doctor",
+    "trace",
+    "verify",
+)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -683,6 +762,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="cuBLASLt's choices as rows of PyTorch's TunableOp file (torch 2.14; format only)",
     )
+    show.add_argument(
+        "--textconv", action="store_true", help="as text for `git diff` (docs/lockfile.md)"
+    )
     _add_check(_add(commands, "check", _check, "check a lock, and whether it fits a stack"))
     diff = _add(commands, "diff", _diff, "say how two locks differ")
     diff.add_argument("a", metavar="A", type=Path)
@@ -697,6 +779,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--jobs", metavar="N", type=_at_least(1), help="ranks at one time (default: one a core)"
     )
+    _add_update(_add(commands, "update", _update, "record anew what a lock lacks", UPDATE))
+    _add_prune(_add(commands, "prune", _prune, "remove choices that no run uses", PRUNE))
     merge = _add(commands, "merge", _merge, "make a draft lock from folders of ledgers")
     merge.add_argument("folder", metavar="DIR", nargs="+", type=Path)
     _add_out(merge)
@@ -733,6 +817,8 @@ def _add(
 _USAGES = {
     "record": "pinner record [options] -- CMD",
     "enforce": "pinner enforce [options] -- CMD",
+    "update": "pinner update [options] -- CMD",
+    "prune": "pinner prune [options] -- CMD",
     "audit": "pinner audit [options] -- CMD",
     "doctor": "pinner doctor [options] [-- CMD]",
     "trace": "pinner trace -o DIR [options] -- CMD",
@@ -743,6 +829,10 @@ _USAGES = {
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, default=_DEFAULT)
+    _add_on_conflict(parser)
+
+
+def _add_on_conflict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-conflict",
         choices=("fastest", "rank0", "fail"),
@@ -811,6 +901,39 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fresh", action="store_true", help="put an earlier observed run in SHARED aside"
+    )
+
+
+def _add_resealing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-l", "--lock", metavar="FILE", type=Path, default=_DEFAULT)
+    parser.add_argument(
+        "--runs", metavar="N", type=_at_least(2), default=2, help="validating runs (default: 2)"
+    )
+    _add_evidence(parser)
+    _add_cublaslt(parser)
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
+    )
+
+
+def _add_update(parser: argparse.ArgumentParser) -> None:
+    _add_resealing(parser)
+    _add_on_conflict(parser)
+    parser.add_argument(
+        "--draft", action="store_true", help="keep what cannot be sealed, as FILE.draft"
+    )
+
+
+def _add_prune(parser: argparse.ArgumentParser) -> None:
+    _add_resealing(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument(
+        "--session",
+        metavar="DIR",
+        action="append",
+        default=[],
+        type=Path,
+        help="what this run used stays, too: a folder of `enforce --dir` (may be given again)",
     )
 
 

@@ -141,6 +141,15 @@ def described(found: Found) -> str:
 
 def cover(lock: Lock, ledgers: Sequence[ProcessLedger]) -> Coverage:
     """What the processes of a run did with the lock."""
+    return _met(lock, ledgers).coverage()
+
+
+def met_entries(lock: Lock, ledgers: Sequence[ProcessLedger]) -> set[Identity]:
+    """The entries of the lock that decided something in a run, or that a compile cache held."""
+    return _met(lock, ledgers).entries()
+
+
+def _met(lock: Lock, ledgers: Sequence[ProcessLedger]) -> _Met:
     met = _Met(lock)
     for number, ledger in enumerate(ledgers):
         for record in ledger.records():
@@ -150,7 +159,7 @@ def cover(lock: Lock, ledgers: Sequence[ProcessLedger]) -> Coverage:
                 met.problem(ledger.process.name, record)
             elif isinstance(record, SettingRecord):
                 met.settings.add(record, ledger.process, number)
-    return met.coverage()
+    return met
 
 
 class _Met:
@@ -240,6 +249,9 @@ class _Met:
         names = known.setdefault("processes", [])
         if process not in names:
             names.append(process)
+
+    def entries(self) -> set[Identity]:
+        return {*self._forced, *self._cached}
 
     def coverage(self) -> Coverage:
         rows = self.settings.rows(self._lock)

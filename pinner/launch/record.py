@@ -19,7 +19,7 @@ from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.judge import Agreement, Disagreement, Refusal
 from pinner.launch.session_dir import SessionDir, Settings
 from pinner.lockfile import schema
-from pinner.lockfile.codec import dumps, read_lock, write_lock
+from pinner.lockfile.codec import dumps, read_lock, read_lock_with_digest, write_lock
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.conflicts import ConflictError, Rule
 from pinner.lockfile.errors import LockError
@@ -76,12 +76,23 @@ class Outcome:
 
 def record(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Records a lock and says how it went. Raises `SessionError`, `LedgerError`, `LockError`."""
+    return in_folder("record", options, environ, say, Recording.outcome)
+
+
+def in_folder(
+    command: str,
+    options: Options,
+    environ: Mapping[str, str],
+    say: Say,
+    work: Callable[[Recording], Outcome],
+) -> Outcome:
+    """Does `work` in the folder that was asked for, or a temporary one that only failures keep."""
     temporary = options.folder is None
     if temporary and (hint := needs_shared_folder(options.job.argv, environ)):
         say(f"note: {hint}")
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="pinner-record-"))
-    recording = _Recording(options, folder, environ, say)
-    outcome = recording.outcome()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix=f"pinner-{command}-"))
+    recording = Recording(options, folder, environ, say)
+    outcome = work(recording)
     if outcome.exit != 0:
         told = told_once(outcome.text, recording.said)
         return replace(outcome, told=f"{told}\nthe ledgers of the runs are in {folder}")
@@ -92,8 +103,11 @@ def record(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     return outcome
 
 
-class _Recording:
-    """One recording; holds what is known so far, so that an early end can still tell it."""
+class Recording:
+    """One recording; holds what is known so far, so that an early end can still tell it.
+
+    details: what `--json` says of it so far.
+    """
 
     def __init__(
         self, options: Options, folder: Path, environ: Mapping[str, str], say: Say
@@ -102,26 +116,29 @@ class _Recording:
         self._folder = folder
         self._environ = environ
         self._say = say
-        self._details: dict[str, Any] = {"runs": []}
+        self.details: dict[str, Any] = {"runs": []}
         self.survivors = False
         self.said: tuple[str, ...] = ()
 
     def outcome(self) -> Outcome:
         observed = self._observe()
-        refused = self._usable(observed)
+        refused = self.usable(observed)
         if refused is not None:
             return self._ended(refused)
         try:
             draft = merge_ledgers(observed.ledgers, self._options.on_conflict)
         except ConflictError as error:
-            self._details["conflicts"] = [conflict.as_json() for conflict in error.conflicts]
+            self.details["conflicts"] = [conflict.as_json() for conflict in error.conflicts]
             return self._ended(Refusal(judge.REFUSED, "conflicts", str(error)))
         lock = make_draft(draft, observed)
         self._tell_draft(draft, observed)
         refused = judge.evidence_refusal(observed.evidence(), "observed")
         if refused is not None:
             return self._ended(refused, lock)
-        return self._validate(lock, observed)
+        sealed = self.validated(lock, observed)
+        if isinstance(sealed, Refusal):
+            return self._ended(sealed, lock)
+        return write_sealed(self._options.out, sealed, self.details)
 
     def _observe(self) -> Run:
         self._say("observing: " + " ".join(self._options.job.argv))
@@ -129,29 +146,34 @@ class _Recording:
         session = session_dir.create(self._folder / "observe", settings)
         return self._run(session, self._environ)
 
-    def _validate(self, lock: Lock, observed: Run) -> Outcome:
+    def validated(self, lock: Lock, observed: Run) -> Lock | Refusal:
+        """The lock, sealed by fresh enforced runs of it; or why they do not seal it."""
         runs = []
         for number in range(1, self._options.runs + 1):
-            run = self._enforced(lock, f"validate-{number}", replay=False)
-            refused = self._usable(run) or judge.held_refusal(lock, run)
+            name = f"validate-{number}"
+            self._say(f"{name} of {self._options.runs}: enforced, with empty compile caches")
+            run = self.enforced(lock, name)
+            refused = self.usable(run) or judge.held_refusal(lock, run)
             if refused is not None:
-                return self._ended(refused, lock)
+                return refused
             runs.append(run)
         agreed = judge.agree(runs)
         if isinstance(agreed, Disagreement):
             return self._differing(agreed, lock)
         if isinstance(agreed, Refusal):
-            return self._ended(agreed, lock)
-        self._details.update(tell_agreement(agreed, observed, runs[0], self._say))
-        sealed = seal(lock, agreed, runs, self._say)
-        return write_sealed(self._options.out, sealed, self._details)
+            return agreed
+        self.details.update(tell_agreement(agreed, observed, runs[0], self._say))
+        return seal(lock, agreed, runs, self._say)
 
-    def _enforced(self, lock: Lock, name: str, replay: bool) -> Run:
-        if replay:
-            self._say("looking for a kernel that is not deterministic by itself: one more run")
-        else:
-            self._say(f"{name} of {self._options.runs}: enforced, with empty compile caches")
-        settings = replace(self._settings("enforce", name), on_miss="error", replay=replay)
+    def enforced(
+        self,
+        lock: Lock,
+        name: str,
+        on_miss: session_dir.OnMiss = "error",
+        replay: bool = False,
+    ) -> Run:
+        """One run under a lock, sealed or not, in fresh processes with empty compile caches."""
+        settings = replace(self._settings("enforce", name), on_miss=on_miss, replay=replay)
         pins = pins_text(lock, text_digest(lock))
         session = session_dir.create(self._folder / name, settings, pins)
         with session_dir.fresh_caches(self._environ) as environ:
@@ -162,7 +184,7 @@ class _Recording:
         self.survivors |= bool(seen.survivors)
         found = collect(session)
         self.said += judge.said_already(found)
-        self._details["runs"].append(
+        self.details["runs"].append(
             {
                 "name": found.name,
                 "code": seen.ended.code,
@@ -173,34 +195,36 @@ class _Recording:
         )
         return found
 
-    def _usable(self, run: Run) -> Refusal | None:
+    def usable(self, run: Run) -> Refusal | None:
+        """Why a run cannot be used; None where it can."""
         return judge.refusal(run, expect=self._options.expect, own=one_run.own_place())
 
-    def _differing(self, found: Disagreement, lock: Lock) -> Outcome:
+    def _differing(self, found: Disagreement, lock: Lock) -> Refusal:
         """Two runs under one lock differ: look whether one kernel alone shows it."""
-        self._details["difference"] = found.to_json()
+        self.details["difference"] = found.to_json()
         self._say("the validating runs differ")
-        run = self._enforced(lock, "replay", replay=True)
+        self._say("looking for a kernel that is not deterministic by itself: one more run")
+        run = self.enforced(lock, "replay", replay=True)
         culprits = [
             {"kernel": p.kernel, "config": p.fields.get("config"), "text": p.text}
             for _, p in run.problems("replay")
         ]
-        self._details["replay"] = culprits
+        self.details["replay"] = culprits
         text = f"{found.refusal.text}\n{judge.replayed(run)}"
-        return self._ended(replace(found.refusal, text=text), lock)
+        return replace(found.refusal, text=text)
 
     def _settings(self, mode: session_dir.Mode, name: str) -> Settings:
         return self._options.job.settings(mode, name, self._environ)
 
     def _tell_draft(self, draft: Draft, observed: Run) -> None:
-        self._details.update(draft_details(draft))
+        self.details.update(draft_details(draft))
         for line in draft_lines(draft):
             self._say(line)
         processes = counted(len(observed.ledgers), "process")
         self._say(f"{counted(len(draft.entries), 'choice')} seen in {processes}")
 
     def _ended(self, refused: Refusal, lock: Lock | None = None) -> Outcome:
-        return refused_outcome(refused, self._options.out, lock, self._details)
+        return refused_outcome(refused, self._options.out, lock, self.details)
 
 
 def told_once(text: str, said: Sequence[str]) -> str:
@@ -227,6 +251,20 @@ def make_draft(draft: Draft, observed: Run) -> Lock:
     return draft_lock(draft, run, policy, schema.Evidence())
 
 
+def remade(run: schema.Run, observed: Run) -> schema.Run:
+    """How a lock came to be that is sealed anew: by the command, ranks and hosts of this run."""
+    processes = [ledger.process for ledger in observed.ledgers]
+    ranked = [process for process in processes if process.rank is not None]
+    return replace(
+        run,
+        command=observed.launchers[0].texts("command"),
+        created=observed.session.settings.created,
+        pinner=VERSION,
+        world_size=max([1, *(each.world for each in processes if each.world is not None)]),
+        hosts=max(1, len({process.host for process in ranked})),
+    )
+
+
 def seal(lock: Lock, agreed: Agreement, runs: Sequence[Run], say: Say) -> Lock:
     """The draft with the evidence of its validating runs in it.
 
@@ -242,6 +280,27 @@ def seal(lock: Lock, agreed: Agreement, runs: Sequence[Run], say: Say) -> Lock:
         run=replace(lock.run, sealed=True, runs=len(runs), complete=complete),
         evidence=locked.keep(agreed.evidence),
     )
+
+
+def tell_other_bits(lock: Lock, run: Run, say: Say) -> dict[str, Any] | None:
+    """Says where a run under a lock left other bits than its evidence, and returns that.
+
+    No fault where the program is another one by now; but the lock's reader must know.
+    """
+    differences = locked.verify(lock.evidence, run.evidence()).differences
+    if not differences:
+        return None
+    where = evidence.describe(differences[0], ("the lock", "this run"))
+    say(f"note: under the lock as it is, this run left other bits than its evidence says: {where}")
+    return differences[0].to_json()
+
+
+def replace_lock(out: Path, digest: str, lock: Lock, details: Mapping[str, Any]) -> Outcome:
+    """Replaces a lock by one that was sealed, if the file is still the one of this digest."""
+    if read_lock_with_digest(out)[1] == digest:
+        return write_sealed(out, lock, details)
+    text = f"{out} has changed since these runs began: nothing was written; start again"
+    return Outcome(judge.REFUSED, "changed", text, details=details)
 
 
 def write_sealed(out: Path, lock: Lock, details: Mapping[str, Any]) -> Outcome:
