@@ -107,6 +107,13 @@ the installed attention; the C compiler; and whether a lock fits. With CMD it ru
 is, and adds what was seen. Exit codes: 1 where there is more than notes, 4 where the lock does not
 fit. For an image: run it in a container, with the image's Python."""
 
+STANDARDS = """\
+record NAME: runs CMD N times in fresh processes and, where they leave the same bits, writes their
+series (pinner.fingerprint, optimizer steps, taps) to DIR/NAME.toml, to be reviewed and committed.
+Refused in CI. A tolerance is registered by its author in that file, for one stream, with a reason.
+compare NAME: runs CMD once and compares it with the standard: 0 the same bits (or within registered
+tolerances), 1 not, 2 no standard yet, or none that can be compared."""
+
 
 class _Usage(Exception):
     """A command line that cannot be meant."""
@@ -608,6 +615,39 @@ def _verify(arguments: argparse.Namespace) -> int:
     return outcome.exit
 
 
+def _standards(arguments: argparse.Namespace) -> int:
+    from pinner.launch import standards
+    from pinner.launch.verify_run import Asked
+    from pinner.standards.form import NAME
+
+    _refuse_obstacles(arguments)
+    if not NAME.fullmatch(arguments.name):
+        raise _Usage(f"expected a name of letters, digits, '.', '_', '-', found {arguments.name!r}")
+    recording = arguments.action == "record"
+    if not recording and (arguments.runs or arguments.streams or arguments.replace):
+        raise _Usage("--runs, --streams and --replace belong to `standards record`")
+    asked = Asked(
+        job=_job(arguments, _command(arguments)),
+        lock=arguments.lock,
+        allow=tuple(arguments.allow),
+        expect=arguments.expect,
+        folder=arguments.dir,
+    )
+    options = standards.Options(
+        asked,
+        arguments.name,
+        folder=arguments.standards,
+        runs=arguments.runs or 2,
+        streams=arguments.streams,
+        replaces=arguments.replace,
+    )
+    make = standards.record if recording else standards.compare
+    outcome = make(options, os.environ, say)
+    say(outcome.text)
+    _print_json(arguments, outcome.to_json)
+    return outcome.exit
+
+
 def _check_verify(arguments: argparse.Namespace) -> None:
     """Refuses options that mean nothing beside each other."""
     if not arguments.resume and (arguments.at or arguments.restore_with):
@@ -664,6 +704,7 @@ _RUNS = (
     "doctor",
     "trace",
     "verify",
+    "standards",
 )
 
 
@@ -773,6 +814,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(_add(commands, "doctor", _doctor, "say what keeps a run from repeating", DOCTOR))
     _add_trace(_add(commands, "trace", _trace, "write down what goes on inside a run", TRACE))
     _add_verify(_add(commands, "verify", _verify, "show that runs repeat bit for bit", VERIFY))
+    _add_standards(
+        _add(commands, "standards", _standards, "record a recipe's series, or compare", STANDARDS)
+    )
     compare = _add(commands, "compare", _compare, "say where two runs part first", COMPARE)
     compare.add_argument("a", metavar="A", type=Path)
     compare.add_argument("b", metavar="B", type=Path)
@@ -824,6 +868,7 @@ _USAGES = {
     "trace": "pinner trace -o DIR [options] -- CMD",
     "verify": "pinner verify [--runs N | --scale 1,2,4 | --resume] [options] -- CMD",
     "check": "pinner check LOCK [options] [-- PYTHON]",
+    "standards": "pinner standards record|compare NAME [options] -- CMD",
 }
 
 
@@ -1066,6 +1111,40 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         help="a hard fact of the stack that may differ (may be given again)",
     )
     parser.add_argument("--allow-draft", action="store_true", help="take a lock that is not sealed")
+    _add_cublaslt(parser)
+    _add_evidence(parser)
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
+    )
+
+
+def _add_standards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument(
+        "--standards",
+        metavar="DIR",
+        type=Path,
+        default=Path("standards"),
+        help="the folder of the standards (default: standards)",
+    )
+    parser.add_argument(
+        "--runs", metavar="N", type=_at_least(2), help="recording runs that must agree (default: 2)"
+    )
+    parser.add_argument(
+        "--streams", metavar="REGEX", type=_expression, help="record only streams that match"
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="record anew what is there; its tolerances stay"
+    )
+    parser.add_argument("-l", "--lock", metavar="FILE", type=Path, help="run under this lock")
+    parser.add_argument(
+        "--allow",
+        metavar="FIELD",
+        action="append",
+        default=[],
+        help="a hard fact of the lock's stack that may differ (may be given again)",
+    )
     _add_cublaslt(parser)
     _add_evidence(parser)
     parser.add_argument(

@@ -15,7 +15,8 @@ What = Mapping[str, Any]
 
 def kept(what: What) -> dict[str, Any]:
     """The part of what is known of a value that says more than its digest."""
-    return {name: what[name] for name in ("rows", "parts") if name in what}
+    found = {name: what[name] for name in ("rows", "parts", "number") if name in what}
+    return {**found, "dtype": what.get("dtype")} if "number" in found else found
 
 
 def where(first: What, second: What) -> str:

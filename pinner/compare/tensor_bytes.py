@@ -5,6 +5,7 @@ The files are safetensors files as pinner/inside/evidence/kept_bytes.py writes t
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -322,15 +323,29 @@ class _Tally:
 
 
 def _difference(one_path: Path, one: Kept, other_path: Path, other: Kept) -> Difference | None:
-    tally = _Tally(one)
     with open(one_path, "rb") as left, open(other_path, "rb") as right:
         left.seek(one.begin)
         right.seek(other.begin)
-        done = 0
-        for a, b in _pieces(left, right, one.size):
-            if a != b:
-                _count_piece(tally, a, b, done)
-            done += len(a)
+        return _tallied(one, left, right)
+
+
+def compare_bytes(
+    name: str, dtype: str, shape: tuple[int, ...], first: bytes, second: bytes
+) -> Difference | None:
+    """Compares the bytes of two tensors of one dtype and shape, C order; None where all agree."""
+    if first == second:
+        return None
+    tensor = Kept(name, dtype, shape, 0, len(first))
+    return _tallied(tensor, io.BytesIO(first), io.BytesIO(second))
+
+
+def _tallied(tensor: Kept, left: BinaryIO, right: BinaryIO) -> Difference | None:
+    tally = _Tally(tensor)
+    done = 0
+    for a, b in _pieces(left, right, tensor.size):
+        if a != b:
+            _count_piece(tally, a, b, done)
+        done += len(a)
     return tally.difference()
 
 

@@ -35,6 +35,7 @@ class Session:
     policy: the rules of a policy profile (see policy.py), or None
     locked_policy: whether the lock that is enforced holds the values of a policy profile
     hidden_pythonpath: the PYTHONPATH the command would have had, or None
+    values: whether fingerprints of single numbers carry their bits beside the digest
     created: ISO time
     """
 
@@ -55,6 +56,7 @@ class Session:
         "run",
         "taps",
         "trace",
+        "values",
     )
 
     def __init__(self, folder: str, fields: Dict[str, Any]) -> None:
@@ -64,6 +66,7 @@ class Session:
         self.pins: Optional[str] = fields.get("pins")
         self.taps: List[Dict[str, Any]] = fields.get("taps") or []
         self.evidence: bool = fields.get("evidence", True)
+        self.values: bool = fields.get("values", False)
         self.agree: Optional[float] = fields.get("agree")
         self.allow: List[str] = fields.get("allow") or []
         self.cublaslt: str = fields.get("cublaslt", "auto")

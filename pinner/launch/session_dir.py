@@ -65,6 +65,7 @@ class Settings:
     hidden_pythonpath: str | None = None
     policy: Mapping[str, Any] | None = None  # see `pinner/policy/apply.py`, Policy.settings
     trace: Mapping[str, Any] | None = None  # see `pinner/inside/evidence/trace/settings.py`
+    values: bool = False  # fingerprints of single numbers carry their bits beside the digest
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,7 @@ def _to_json(settings: Settings, pins: str | None) -> dict[str, Any]:
         **({} if settings.agree is None else {"agree": settings.agree}),
         **({} if settings.policy is None else {"policy": dict(settings.policy)}),
         **({} if settings.trace is None else {"trace": dict(settings.trace)}),
+        **({"values": True} if settings.values else {}),
     }
 
 
@@ -283,6 +285,7 @@ def _from_json(fields: Mapping[str, Any]) -> Settings:
         hidden_pythonpath=fields["hidden_pythonpath"],
         policy=fields.get("policy"),
         trace=fields.get("trace"),
+        values=fields.get("values", False),
     )
 
 

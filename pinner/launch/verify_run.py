@@ -85,14 +85,17 @@ class Runs:
         more: Mapping[str, str] | None = None,
         around: Callable[[SessionDir], Any] | None = None,
         trace: Mapping[str, Any] | None = None,
+        *,
+        values: bool = False,
     ) -> Run:
         """Runs the command, or `argv`, once. `around` makes a context that lasts as long.
 
-        trace: what is traced, as `pinner.inside.evidence.trace.settings` reads it. Raises
-        `SessionError`, `LedgerError` and `TapError`.
+        trace: what is traced, as `pinner.inside.evidence.trace.settings` reads it. values: single
+        numbers keep their bits beside the digest. Raises `SessionError`, `LedgerError` and
+        `TapError`.
         """
         job = self._asked.job if argv is None else replace(self._asked.job, argv=tuple(argv))
-        settings = replace(self._settings(name), trace=trace)
+        settings = replace(self._settings(name), trace=trace, values=values)
         session = session_dir.create(self.folder / name, settings, self._pins)
         with session_dir.fresh_caches({**self._environ, **(more or {})}) as environ:
             if around is None:

@@ -144,6 +144,21 @@ class TestWheel:
             assert name in environment.run(environment.folder / "bin" / name, "--help")
 
 
+class TestPytestPlugin:
+    def test_is_found_where_pytest_is(self, wheel: Path, tmp_path: Path) -> None:
+        environment = _environment(tmp_path, wheel)
+        for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+            _copy_distribution(name, environment.site())
+        assert "@pytest.mark.repeatable" in environment.run(
+            environment.python, "-m", "pytest", "--markers"
+        )
+        twice = environment.run(
+            environment.python, "-m", "pytest", "-p", "pinner.plugin", "--fixtures"
+        )
+        for fixture in ("repeatable", "repeatable_matrix", "standard"):
+            assert f"\n{fixture} -- " in twice
+
+
 class TestEditable:
     def test_copies_nothing(self, editable: Environment) -> None:
         """A copied file would go stale beside the checkout's own."""

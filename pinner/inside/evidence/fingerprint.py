@@ -30,9 +30,20 @@ def record(
     rows, scales: see `detail.detailed`
     """
     if not rows and scales is None:
-        record_digest(stream, lambda: digest(value), step)
+        active = session.current()
+        make = digest if active is None or not active.values else _with_number
+        record_digest(stream, lambda: make(value), step)
     else:
         record_digest(stream, lambda: detailed(value, rows, scales), step)
+
+
+def _with_number(value: Any) -> Digest:
+    """The digest and, where the value is one number, its bits."""
+    from .number import bits_of_number
+
+    text, what = digest(value)
+    bits = bits_of_number(value)
+    return text, what if bits is None else dict(what, number=bits)
 
 
 def record_digest(stream: str, make: Callable[[], Digest], step: Optional[int] = None) -> None:

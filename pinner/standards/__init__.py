@@ -1,0 +1,1 @@
+"""Committed metric series of a recipe, and the comparison of a run with them."""
