@@ -100,6 +100,14 @@ is validated by N fresh runs of CMD, and sealed with their evidence, or nothing 
 CMD nobody validates it: a draft goes to FILE.draft."""
 
 
+TAX = """\
+Runs both commands N times in turns, each in fresh processes, and prints the ratio of their step
+times: the median over pairs, and bounds of it by order statistics. A step ends with that of the
+first optimizer (without one: a fingerprint). The runs must have the same number of steps; --same
+holds them to one batch. What was in force on both sides stands beside the ratio, and what the
+baseline pays already is named. CMD may be `pinner enforce -- …`."""
+
+
 DOCTOR = """\
 Looks for what stands in the way of a run that repeats, and changes nothing: variables that are
 missing, not accepted, contradictory, read by no library, or (with CMD) set too late; the stack and
@@ -526,6 +534,35 @@ def _audit(arguments: argparse.Namespace) -> int:
     return outcome.exit or (0 if printed else UNREADABLE)
 
 
+def _tax(arguments: argparse.Namespace) -> int:
+    from pinner.launch import taxing
+
+    _no_command(arguments)
+    options = taxing.Options(
+        _words(arguments.baseline, "--baseline"),
+        _words(arguments.deterministic, "--deterministic"),
+        runs=arguments.runs,
+        warmup=arguments.warmup,
+        same=tuple(arguments.same),
+    )
+    outcome = taxing.measure(options, os.environ, say)
+    if outcome.exit:
+        return _failed(arguments, outcome.exit, outcome.status, "\n".join(outcome.lines))
+    text = _json(outcome.to_json()) if arguments.json else "\n".join(outcome.lines)
+    return 0 if _print(text) else UNREADABLE
+
+
+def _words(command: str, option: str) -> tuple[str, ...]:
+    """A command that an option holds as one text."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise _Usage(f"{option}: {error}") from None
+    if not words:
+        raise _Usage(f"{option}: expected a command, found none")
+    return tuple(words)
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from pinner.launch import doctoring
     from pinner.launch.one_run import Job
@@ -811,6 +848,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", metavar="A", type=Path)
     diff.add_argument("b", metavar="B", type=Path)
     _add_audit(_add(commands, "audit", _audit, "say how a run makes its choices", AUDIT))
+    _add_tax(_add(commands, "tax", _tax, "say what determinism costs", TAX))
     _add_doctor(_add(commands, "doctor", _doctor, "say what keeps a run from repeating", DOCTOR))
     _add_trace(_add(commands, "trace", _trace, "write down what goes on inside a run", TRACE))
     _add_verify(_add(commands, "verify", _verify, "show that runs repeat bit for bit", VERIFY))
@@ -863,6 +901,7 @@ _USAGES = {
     "enforce": "pinner enforce [options] -- CMD",
     "update": "pinner update [options] -- CMD",
     "prune": "pinner prune [options] -- CMD",
+    "tax": "pinner tax --baseline CMD --deterministic CMD [options]",
     "audit": "pinner audit [options] -- CMD",
     "doctor": "pinner doctor [options] [-- CMD]",
     "trace": "pinner trace -o DIR [options] -- CMD",
@@ -1034,6 +1073,24 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     _add_expect(parser)
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
+    )
+
+
+def _add_tax(parser: argparse.ArgumentParser) -> None:
+    for name in ("--baseline", "--deterministic"):
+        parser.add_argument(name, metavar="CMD", required=True, help="one text, quoted")
+    parser.add_argument(
+        "--runs", metavar="N", type=_at_least(1), default=6, help="of each command (default: 6)"
+    )
+    parser.add_argument(
+        "--warmup", metavar="N", type=_at_least(0), default=3, help="steps dropped (default: 3)"
+    )
+    parser.add_argument(
+        "--same",
+        metavar="STREAM",
+        action="append",
+        default=[],
+        help="whose first value must be equal in all runs, such as the batch (may be given again)",
     )
 
 

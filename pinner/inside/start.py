@@ -73,6 +73,8 @@ def begin(environ: Mapping[str, str]) -> None:
         _begin_trace(active.trace)
     if environ.get("PINNER_VERIFY_RESUME"):
         _begin_resume(environ)
+    if environ.get("PINNER_STEP_TIMES"):
+        _begin_step_times(environ["PINNER_STEP_TIMES"])
 
 
 def _check_pins(active: session.Session, path: str) -> None:
@@ -197,6 +199,12 @@ def _begin_resume(environ: Mapping[str, str]) -> None:
     from .evidence.resume import ready
 
     ready.begin(environ)
+
+
+def _begin_step_times(folder: str) -> None:
+    from . import step_times
+
+    step_times.begin(folder)
 
 
 def _install_tap(tap: Dict[str, Any]) -> Callable[[ModuleType], None]:
