@@ -277,10 +277,12 @@ class TestCommand:
 
         near = text.replace("0x1.6c8000028cd5cp+3", "0x1.6c8000028cd5bp+3")
         tolerance = '[[tolerance]]\nstream = "value"\nabsolute = "1e-12"\nreason = "atomics"\n\n'
-        path.write_text(near.replace("[end]", tolerance + "[end]"), encoding="utf-8")
+        other = near.replace("[stack.hard]\n", '[stack.hard]\nimagined = "1.0"\n')
+        path.write_text(other.replace("[end]", tolerance + "[end]"), encoding="utf-8")
         said = recipes.standards("compare", "--json")
         assert (said.code, said.json["status"]) == (0, "equal")
         assert "within the registered 1e-12: atomics" in said.json["tolerated"][0]
+        assert said.json["changed"] == {"imagined": ["1.0", "(not there)"]}
 
         path.write_text(near, encoding="utf-8")
         said = recipes.standards("compare")
@@ -293,6 +295,14 @@ class TestCommand:
     def test_without_a_standard_is_inactive_and_runs_nothing(self, recipes: Recipes) -> None:
         said = recipes.standards("compare", "--json", code="open('ran', 'w')")
         assert (said.code, said.json["status"]) == (2, "inactive")
+        assert not recipes.path("ran").exists()
+
+    def test_recorded_under_a_lock_asks_for_one(self, recipes: Recipes) -> None:
+        path = recipes.path("standards/tiny.toml")
+        path.parent.mkdir()
+        path.write_text(form.dumps(STANDARD), encoding="utf-8")
+        said = recipes.standards("compare", "--json", code="open('ran', 'w')")
+        assert (said.code, said.json["status"]) == (2, "no-lock")
         assert not recipes.path("ran").exists()
 
     def test_is_never_recorded_in_ci(self, recipes: Recipes) -> None:
