@@ -83,7 +83,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _asks_how_often(item: pytest.Function) -> bool:
     code = getattr(item.function, "__code__", None)
-    return code is not None and lanes.fresh_processes.__name__ in code.co_names
+    asking = {lanes.fresh_processes.__name__, lanes.soak.__name__}
+    return code is not None and not asking.isdisjoint(code.co_names)
 
 
 def _skip_without_gpu(items: list[pytest.Item]) -> None:

@@ -6,13 +6,15 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
 REQUIRE_SERVICES = "PINNER_REQUIRE_SERVICES"
 SOAK = "PINNER_SOAK"
+Test = TypeVar("Test", bound=Callable[..., Any])
 CUBLASLT = "PINNER_TEST_CUBLASLT"
 """Names the real libcublasLt.so.13, for the tests that hold a stand-in to it."""
 CUDART = "PINNER_TEST_CUDART"
@@ -22,6 +24,13 @@ CUDART = "PINNER_TEST_CUDART"
 def soak() -> bool:
     """Is this the long form (`make soak`)?"""
     return os.environ.get(SOAK, "") not in ("", "0")
+
+
+def long_form(test: Test) -> Test:
+    """A test that only `make soak` runs."""
+    skipped: Test = pytest.mark.skipif(not soak(), reason="the long form: make soak")(test)
+    marked: Test = pytest.mark.soak(skipped)
+    return marked
 
 
 def fresh_processes() -> int:

@@ -123,7 +123,7 @@ class TestRecorded:
         first = recorded.said.lines[0]
         assert first.startswith("profile deterministic: sets PYTHONHASHSEED=0, CUBLAS_WORKSPACE_")
 
-    @pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+    @lanes.long_form
     def test_torch_alone_has_other_values(self, pinner: Pinner) -> None:
         """Without this the test above could not fail."""
         done = subprocess.run(
@@ -429,7 +429,7 @@ class TestInductor:
         assert told == ["deterministic"]
         assert SWITCHES[INDUCTOR].read(None) is True
 
-    @pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+    @lanes.long_form
     def test_both_values_stand_in_the_lock(self, pinner: Pinner) -> None:
         do = "torch.compile(lambda x: x.sin() + 1)(torch.ones(8))"
         said = pinner("record", "--profile", "deterministic", "--", *RUN, DO=do)

@@ -13,6 +13,7 @@ import pytest
 
 from pinner.inside.choosers.cublaslt import build
 from pinner.lockfile.codec import read_lock
+from tests import lanes
 from tests.command_rig import REPO, Pinner
 from tests.fakes.cublaslt_stand_in import built
 
@@ -62,6 +63,8 @@ def test_one_lock_holds_three_choosers_against_adverse_timings(tmp_path: Path) -
         enforced.append(printed(said.out))
     assert enforced[0] == enforced[1]
 
+    if not lanes.soak():  # tests of each chooser show that unpinned runs flip
+        return
     unpinned = [enforced[0]]
     for number in range(12):
         # Timings that were kept by an earlier run would decide again.

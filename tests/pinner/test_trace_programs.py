@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import lanes
 from tests.trace_rig import Event, Program, digests, events_of, label, read_log
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
@@ -229,6 +230,7 @@ if not os.environ.get("EAGER"):
 """
 
 
+@lanes.long_form
 def test_compiled_code_runs_as_it_does_without_a_trace(tmp_path: Path) -> None:
     """Falling back to eager would leave eager's bits, which differ here from the compiled ones."""
     caches = {

@@ -179,7 +179,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 def test_the_diagnosis_ends_at_a_kernel_with_equal_inputs(tmp_path: Path) -> None:
     first, *rest = words(FORM.diagnose)
     said = Pinner(copied(NAME, tmp_path))(first, "--json", *rest)

@@ -114,7 +114,7 @@ class TestEachFolder:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 @pytest.mark.parametrize("name", NAMES)
 def test_its_stacks_are_as_their_names_say(name: str, tmp_path: Path) -> None:
     """Good and bad differ; "fixed" is good; those named "fixed-…" are each other's equals.

@@ -78,7 +78,7 @@ def test_the_update_is_found_and_one_thread_gives_both_versions_the_same_bits(
 
 
 @pytest.mark.service
-@pytest.mark.skipif(not lanes.soak(), reason="two more environments of numpy: make soak")
+@lanes.long_form
 def test_the_fix_leaves_nothing_to_find(tmp_path: Path) -> None:
     assert FORM.fix is not None
     folder = copied(NAME, tmp_path)
@@ -92,7 +92,7 @@ def test_the_fix_leaves_nothing_to_find(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not lanes.has_avx2(), reason="needs a CPU with AVX2")
-@pytest.mark.skipif(not lanes.soak(), reason="ten probes that import torch: make soak")
+@lanes.long_form
 def test_the_same_with_torch_and_a_variable(tmp_path: Path) -> None:
     folder = copied(NAME, tmp_path)
     ends = ("--env-good", "ATEN_CPU_CAPABILITY=avx2", "--env-bad", "ATEN_CPU_CAPABILITY=default")

@@ -270,6 +270,7 @@ def _wait_for_a_moment(
     time.sleep(draw.uniform(0, 1.5))
 
 
+@lanes.long_form
 def test_two_that_cannot_be_mixed_move_as_one_however_often_the_daemon_is_killed(
     program: Program, push: Push, spare_docker: services.Daemon
 ) -> None:
@@ -312,7 +313,7 @@ def test_two_that_cannot_be_mixed_move_as_one_however_often_the_daemon_is_killed
     assert _left_of(folder, spare_docker.address) == ([], [])
 
 
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 def test_numpy_through_tag_component_and_version(program: Program, push: Push) -> None:
     """S1: QR of another OpenBLAS; a broken tag in the middle. What is right is what images give."""
     good, bad = generations.ends(numpy=("2.1.3", "2.2.6"))
@@ -336,7 +337,7 @@ def test_numpy_through_tag_component_and_version(program: Program, push: Push) -
     _check_no_probe_twice(program)
 
 
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 def test_where_the_bits_change_twice_both_changes_are_explained(
     program: Program, push: Push
 ) -> None:
@@ -362,7 +363,7 @@ def test_where_the_bits_change_twice_both_changes_are_explained(
     assert sorted(map(sorted, _named(done.report))) == sorted([[first], [second]])
 
 
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 @pytest.mark.parametrize("kind", PARTS)
 def test_one_culprit_of_each_kind_wherever_it_stands(
     program: Program, push: Push, kind: Kind

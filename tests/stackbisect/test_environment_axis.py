@@ -167,7 +167,7 @@ print("bits", value.item().hex())
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 def test_the_vector_instructions_that_torch_is_told_to_use_are_the_culprit(tmp_path: Path) -> None:
     """ATEN_CPU_CAPABILITY chooses among torch's own CPU kernels."""
     pytest.importorskip("torch")

@@ -309,7 +309,7 @@ def test_what_is_no_call_says_what_it_is(name: str, said: str) -> None:
 
 
 @pytest.mark.skipif(not lanes.has_avx2(), reason="needs a CPU with AVX2")
-@pytest.mark.skipif(not lanes.soak(), reason="the long form (make soak)")
+@lanes.long_form
 def test_the_command_extracts_and_shrinks_in_processes_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWENTY)
     beside = Path(sys.executable).parent

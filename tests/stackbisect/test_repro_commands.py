@@ -107,7 +107,7 @@ def extract(folder: Path, given: Given, *words: str) -> tuple[int, str, str]:
     return arguments.function(arguments, world), out.getvalue(), err.getvalue()
 
 
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 @pytest.mark.skipif(not lanes.has_avx2(), reason="needs a CPU with AVX2")
 def test_a_torch_script_between_two_vector_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

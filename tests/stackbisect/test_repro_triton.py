@@ -423,7 +423,7 @@ class TestNames:
         assert said in str(found.value)
 
 
-@pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+@lanes.long_form
 def test_every_kernel_of_a_library_can_be_copied(tmp_path: Path) -> None:
     """fla-core: each jitted function, with all that it calls, as a module of its own."""
     fla = pytest.importorskip("fla")
@@ -573,7 +573,7 @@ class TestLaunches:
         assert "`smallmix.mixing.mix`" in note
         assert "+    return bias + _norm(x)" in note
 
-    @pytest.mark.skipif(not lanes.soak(), reason="the long form: make soak")
+    @lanes.long_form
     def test_from_two_stacks_to_one_program(self, tmp_path: Path) -> None:
         both = stacks(tmp_path)
         smaller = shrink.within(Budget(tries=250))

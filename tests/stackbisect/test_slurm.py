@@ -307,7 +307,7 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(lab: Lab) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not lanes.soak(), reason="make soak: Slurm looks at limits every half minute")
+@lanes.long_form
 def test_slurms_own_time_limit_is_said(lab: Lab) -> None:
     found = lab.probe("sleep", "7676", arguments=("--time=1",))
     assert found.status == "untestable"

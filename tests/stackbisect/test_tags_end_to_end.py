@@ -198,6 +198,7 @@ def test_a_change_at_a_version_drawn_at_random_is_found(program: Program, push: 
     assert list(shown) == versions  # two tags of one image are one candidate
 
 
+@lanes.long_form
 def test_candidates_that_cannot_be_tested_are_searched_around(program: Program, push: Push) -> None:
     orders, draw = _drawn(_seed())
     versions = list(orders)
@@ -231,6 +232,7 @@ def test_candidates_that_cannot_be_tested_are_searched_around(program: Program, 
     assert len(program.probes()) <= 6 + math.ceil(math.log2(testable)) + len(untestable)
 
 
+@lanes.long_form
 def test_real_numpy_wheels(program: Program, new_repository: RepositoryFactory) -> None:
     """S1: the same code, numbers that differ in bits nobody prints; S2 where more than two do."""
     script = (
@@ -288,6 +290,7 @@ def _numpy(version: str) -> images.Layer:
         raise
 
 
+@lanes.long_form
 def test_a_third_value_is_a_class_of_its_own(program: Program, push: Push) -> None:
     """S2: three generations of images, three different outputs; three containers at once."""
     orders = dict.fromkeys(_versions(3), "forward")
@@ -355,6 +358,7 @@ def test_a_stale_compile_cache_does_not_hide_the_change(
     ), done.err
 
 
+@lanes.long_form
 def test_five_in_a_row_that_cannot_be_tested_are_told_as_a_range(
     program: Program, push: Push
 ) -> None:
@@ -461,6 +465,7 @@ def _wait_for_probe(program: Program, started: subprocess.Popen[str], number: in
 SLOW = ("sh", "-c", "echo begun; python3 /train.py && sleep 0.4")
 
 
+@lanes.long_form
 def test_killed_at_ten_moments_and_resumed_nothing_is_repeated(
     program: Program, push: Push
 ) -> None:
@@ -496,7 +501,7 @@ def _check_answer(program: Program, done: Ended, pair: tuple[str, str]) -> None:
     assert len(made) == len(set(made)) <= 6 + math.ceil(math.log2(12))
 
 
-@pytest.mark.parametrize("moment", [0.1, 0.6])
+@pytest.mark.parametrize("moment", [0.1, 0.6] if lanes.soak() else [0.6])
 def test_ctrl_c_leaves_no_container_and_can_be_resumed(
     program: Program, push: Push, moment: float
 ) -> None:
@@ -603,6 +608,7 @@ def test_another_command_is_refused_with_the_difference(program: Program, push: 
     assert "echo begun" in other.err
 
 
+@lanes.long_form
 def test_exit_codes_are_verdicts_on_request(
     program: Program, new_repository: RepositoryFactory
 ) -> None:
