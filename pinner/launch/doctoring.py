@@ -136,8 +136,8 @@ def _run(
     if hint := needs_shared_folder(job.argv, environ):
         say(f"note: {hint}")
     folder = Path(tempfile.mkdtemp(prefix="pinner-doctor-"))
-    settings = replace(job.settings("observe", "doctor", environ), evidence=False)
-    session = session_dir.create(folder / "doctor", settings)
+    # With evidence: a program without torch takes part by what it fingerprints.
+    session = session_dir.create(folder / "doctor", job.settings("observe", "doctor", environ))
     ended = one_run.run(session, job, environ, say)
     run = collect(session)
     seen = _seen(run)

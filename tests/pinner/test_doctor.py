@@ -480,3 +480,11 @@ class TestTheCommand:
         assert told.code == 5, told.err
         assert "3" in told.json["failed"]
         assert listed(told) == {plants[name] for name in names}
+
+    def test_a_program_without_torch_takes_part_by_what_it_fingerprints(
+        self, pinner: Pinner
+    ) -> None:
+        pinner.path("plain.py").write_text("import pinner\npinner.fingerprint('loss', 0.5)\n")
+        told = pinner("doctor", "--json", "--", sys.executable, "plain.py", **HEALTHY)
+        assert told.code == 0, told.err
+        assert listed(told) == set()
