@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 
-from . import facts, faults, ledger, pins, session, stack_rules
+from . import facts, faults, ledger, pins, rank_names, session, stack_rules
 
 TYPE_CHECKING = False  # importing `typing` would double the cost of starting
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         List,
         Mapping,
         Optional,
-        Sequence,
         Tuple,
     )
 
@@ -363,7 +362,7 @@ def _missing(store: Any, world: int, seconds: float) -> Tuple[str, Dict[int, str
     text = (
         "%s did not say within %g s what lock and stack it runs with, so none of the %d ranks goes "
         "on: see why it ended, whether it runs under pinner enforce --agree too, or give more "
-        "time with --agree SECONDS" % (_ranks(absent), seconds, world)
+        "time with --agree SECONDS" % (rank_names.in_words(absent), seconds, world)
     )
     return text, {rank: _said_by(store, rank)[1] for rank in there}
 
@@ -392,7 +391,13 @@ def compared(digests: Mapping[int, str], every: Mapping[str, Mapping[str, str]])
             differing = _differing(every[digest], every[most])
             told.extend(
                 "%s: %s on %s, %s on %s"
-                % (name, mine, _ranks(ranks), usual, _ranks(_with(name, usual, of, every)))
+                % (
+                    name,
+                    mine,
+                    rank_names.in_words(ranks),
+                    usual,
+                    rank_names.in_words(_with(name, usual, of, every)),
+                )
                 for name, mine, usual in differing
             )
     if told:
@@ -431,18 +436,6 @@ def _differing(here: Mapping[str, str], usual: Mapping[str, str]) -> List[List[s
     if not rows and here.get("refused") != usual.get("refused"):
         rows.append(["refused", here.get("refused", _ABSENT), usual.get("refused", _ABSENT)])
     return rows
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 2`` or ``ranks 0-1, 3``."""
-    spans: List[List[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    texts = ["%d" % a if a == b else "%d-%d" % (a, b) for a, b in spans]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(texts)
 
 
 # -- invalid pins, later ---------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pinner.inside import rank_names
 from pinner.inside.faults import PinnerError
 from pinner.inside.values import canonical, readable_named
 
@@ -204,20 +205,8 @@ def together(processes: Iterable[str]) -> str:
             ranks.append(int(number))
         else:
             others.append(name)
-    return ", ".join(_spans(sorted(set(ranks))) + sorted(others))
-
-
-def _spans(ranks: list[int]) -> list[str]:
-    if not ranks:
-        return []
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    return [("rank " if len(ranks) == 1 else "ranks ") + texts[0], *texts[1:]]
+    named = [rank_names.in_words(sorted(set(ranks)))] if ranks else []
+    return ", ".join([*named, *sorted(others)])
 
 
 def _time(value: float) -> str:
