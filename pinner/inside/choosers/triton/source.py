@@ -44,7 +44,7 @@ def _collect(function: FunctionType, parts: List[str], seen: Set[int]) -> None:
     else:
         parts.append("def %s %s" % (function.__name__, _text_of(tree)))
         reads = _global_reads(tree)
-    scope = _scope_of(function)
+    scope = scope_of(function)
     for path in sorted(reads):
         value = _resolve(path, scope)
         if value is _MISSING:
@@ -98,7 +98,8 @@ def _text_of(node: Any) -> str:
     return "%s(%s)" % (type(node).__name__, ",".join(fields))
 
 
-def _scope_of(function: FunctionType) -> Dict[str, Any]:
+def scope_of(function: FunctionType) -> Dict[str, Any]:
+    """The names that a function sees: globals, and what encloses it."""
     scope = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:

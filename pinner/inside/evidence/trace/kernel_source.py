@@ -18,6 +18,7 @@ import textwrap
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
+from ...choosers.triton.source import scope_of
 from .capture import NotCaptured
 
 if TYPE_CHECKING:
@@ -244,17 +245,6 @@ def is_function(value: Any) -> bool:
         return True
     inner = getattr(value, "fn", None)
     return type(value).__module__.startswith("triton.") and isinstance(inner, FunctionType)
-
-
-def scope_of(function: FunctionType) -> Dict[str, Any]:
-    """The names that a function sees: globals, and what encloses it."""
-    scope = dict(function.__globals__)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            scope[name] = cell.cell_contents
-        except ValueError:  # the enclosing function has not assigned it yet
-            continue
-    return scope
 
 
 def _is_importable(function: FunctionType) -> bool:
