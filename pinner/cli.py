@@ -974,9 +974,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     _add_profile(parser, "what variables and switches may be: a TOML file, or one of pinner's own")
     _add_evidence(parser)
     _add_cublaslt(parser)
-    parser.add_argument(
-        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
-    )
+    _add_dir(parser, "the runs' folders stay")
     parser.add_argument("--phase", choices=("observe", "validate", "seal"))
     parser.add_argument(
         "--run-name",
@@ -988,6 +986,10 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_dir(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--dir", metavar="DIR", type=Path, help=f"where {what} (default: nowhere)")
+
+
 def _add_resealing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-l", "--lock", metavar="FILE", type=Path, default=_DEFAULT)
     parser.add_argument(
@@ -995,9 +997,7 @@ def _add_resealing(parser: argparse.ArgumentParser) -> None:
     )
     _add_evidence(parser)
     _add_cublaslt(parser)
-    parser.add_argument(
-        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
-    )
+    _add_dir(parser, "the runs' folders stay")
 
 
 def _add_update(parser: argparse.ArgumentParser) -> None:
@@ -1063,17 +1063,13 @@ def _add_enforce(parser: argparse.ArgumentParser) -> None:
         help="ranks compare lock, pins, profile and stack in init_process_group; all of them end "
         "within SECONDS (default: 120) where one differs or is not there",
     )
-    parser.add_argument(
-        "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
-    )
+    _add_dir(parser, "the run's folder stays")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     _add_cublaslt(parser)
     _add_expect(parser)
-    parser.add_argument(
-        "--dir", metavar="DIR", type=Path, help="where the run's folder stays (default: nowhere)"
-    )
+    _add_dir(parser, "the run's folder stays")
 
 
 def _add_tax(parser: argparse.ArgumentParser) -> None:
@@ -1170,9 +1166,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-draft", action="store_true", help="take a lock that is not sealed")
     _add_cublaslt(parser)
     _add_evidence(parser)
-    parser.add_argument(
-        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
-    )
+    _add_dir(parser, "the runs' folders stay")
 
 
 def _add_standards(parser: argparse.ArgumentParser) -> None:
@@ -1204,9 +1198,7 @@ def _add_standards(parser: argparse.ArgumentParser) -> None:
     )
     _add_cublaslt(parser)
     _add_evidence(parser)
-    parser.add_argument(
-        "--dir", metavar="DIR", type=Path, help="where the runs' folders stay (default: nowhere)"
-    )
+    _add_dir(parser, "the runs' folders stay")
 
 
 _KEEP_LIMIT = 2 << 30
