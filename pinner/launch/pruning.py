@@ -13,7 +13,7 @@ from pinner.launch.collect import collect
 from pinner.launch.coverage import met_entries
 from pinner.launch.judge import Refusal
 from pinner.launch.record import Outcome, Recording, Say
-from pinner.lockfile.codec import read_lock_with_digest, write_lock
+from pinner.lockfile.codec import read_lock_with_digest
 from pinner.lockfile.configs import config_text
 from pinner.lockfile.prune import without
 from pinner.lockfile.schema import Entry, Identity, Lock
@@ -110,9 +110,8 @@ def _ended_without_runs(options: Options, lock: Lock, used: set[Identity], say: 
     details = {"removed": _tell(gone, say)}
     if not gone or options.dry_run:
         return _nothing_written(options, gone, details)
-    out = options.recording.out
-    path = out.with_name(out.name + ".draft") if lock.run.sealed else out
-    write_lock(path, without(lock, {entry.identity for entry in gone}))
+    pruned = without(lock, {entry.identity for entry in gone})
+    path = record.write_draft(options.recording.out, pruned)
     text = (
         f"{_what(gone)}\nthe draft is in {path}: no run has validated it; "
         f"`pinner prune -l {path} -- CMD` does, and seals it"
