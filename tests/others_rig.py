@@ -28,17 +28,17 @@ for name, code in given["programs"].items():
         atexit._run_exitfuncs()
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    if status:
-        print("FAILED", name, flush=True)
+    print(json.dumps([name, os.waitstatus_to_exitcode(status)]), flush=True)
 """
 )
 
 
 class Run:
-    """What one program left behind."""
+    """What one program left behind; code: its exit code."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], code: int) -> None:
         self.lines = lines
+        self.code = code
         self.notes = [line["note"] for line in lines if line["t"] == "test"][1:]
 
     def rows(self, chooser: str = "") -> dict[str, tuple[Any, str]]:
@@ -74,14 +74,15 @@ def run_each(
     *,
     on_miss: str = "fallback",
     hard: Mapping[str, Any] | None = None,
+    policy: Mapping[str, Any] | None = None,
     expect_failures: Sequence[str] = (),
     **environment: str,
 ) -> dict[str, Run]:
     """Run every program in a process of one session; with `settings`, under a lock of these.
 
-    hard: the lock's facts of the stack
+    hard: the lock's facts of the stack. policy: the session's, where it is under a profile
     """
-    rig = SessionRig(folder, on_miss=on_miss)
+    rig = SessionRig(folder, on_miss=on_miss, policy=policy)
     if settings is not None:
         rig.enforce({"settings": list(settings), "stack": {"hard": dict(hard or {})}})
     given = {"programs": dict(programs), "names": dict(names or {})}
@@ -89,13 +90,13 @@ def run_each(
     path = os.pathsep.join([str(PACKAGES), str(PACKAGES.parents[2])])
     done = rig.script(_FORKS, PYTHONPATH=path, **environment)
     assert done.returncode == 0, done.stderr
-    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    assert failed == list(expect_failures), done.stderr
+    codes = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+    assert [name for name in codes if codes[name]] == list(expect_failures), done.stderr
     found = {}
     for lines in rig.ledgers():
         notes = [line["note"] for line in lines if line["t"] == "test"]
         if notes:
-            found[notes[0]] = Run(lines)
+            found[notes[0]] = Run(lines, codes[notes[0]])
     assert sorted(found) == sorted(programs), done.stderr
     return found
 

@@ -6,8 +6,6 @@ in tests/fakes/flash_attn_without); flash-attn 3 as in 2.8.4, hopper/.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from pinner.inside import flash_binding
 from pinner.inside.policy import PREFIX, rules_of_lock
 from pinner.policy import attention
 from pinner.policy.profiles import load
-from tests.others_rig import PACKAGES
-from tests.session_rig import NOTE, REPO, Line, SessionRig
+from tests.others_rig import PACKAGES, Run, run_each
+from tests.session_rig import REPO
 
 WITHOUT = PACKAGES.parent / "flash_attn_without"
 RULES = [rule.as_json() for rule in load("deterministic").rules if not rule.phantom]
@@ -61,23 +59,6 @@ import flash_attn
 note("imported")
 """,
 }
-FORKS = (
-    NOTE
-    + """
-import atexit, json, os
-given = json.load(open("given.json"))
-import torch
-for name, code in given["programs"].items():
-    child = os.fork()
-    if not child:
-        note(name)
-        exec(compile(code, name, "exec"), {"note": note, "WITHOUT": given["without"]})
-        atexit._run_exitfuncs()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print(json.dumps([name, os.waitstatus_to_exitcode(status)]), flush=True)
-"""
-)
 
 
 class TestClasses:
@@ -162,84 +143,74 @@ class TestWhenItIsBound:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[Line]]]:
-    folder = tmp_path_factory.mktemp("attention")
-    policy = {"profile": "deterministic", "role": None, "rules": RULES, "told": True}
-    rig = SessionRig(folder, policy=policy)
-    given = {"programs": PROGRAMS, "without": str(WITHOUT)}
-    (folder / "given.json").write_text(json.dumps(given))
-    path = os.pathsep.join([str(PACKAGES), str(REPO)])
-    done = rig.script(FORKS, PYTHONPATH=path, PYTHONHASHSEED="0")
-    assert done.returncode == 0, done.stderr
-    codes = dict(json.loads(line) for line in done.stdout.splitlines())
-    found = {}
-    for lines in rig.ledgers():
-        name = next((line["note"] for line in lines if line["t"] == "test"), None)
-        if name is not None:
-            found[name] = (codes[name], lines)
-    assert sorted(found) == sorted(PROGRAMS)
-    found["faults"] = (0, rig.faults())
-    return found
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("attention") / "session"
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Run]:
+    return run_each(
+        folder,
+        PROGRAMS,
+        names={"WITHOUT": str(WITHOUT)},
+        policy={"profile": "deterministic", "role": None, "rules": RULES, "told": True},
+        expect_failures=["without"],
+        PYTHONHASHSEED="0",
+    )
 
 
 class TestInProcesses:
     """All programs in forks of one process, under the profile `deterministic`."""
 
     @staticmethod
-    def notes(lines: list[Line]) -> list[Any]:
-        return [line["note"] for line in lines if line["t"] == "test"][1:]
+    def rows(run: Run) -> dict[str, Any]:
+        return run.rows("flash_attention")
 
     @staticmethod
-    def rows(lines: list[Line]) -> dict[str, Any]:
-        return {
-            line["name"]: (line["value"], line["held"])
-            for line in lines
-            if line["t"] == "setting" and line["chooser"] == "flash_attention"
-        }
+    def invalid(run: Run) -> set[str]:
+        return {line["kernel"] for line in run.problems("invalid")}
 
-    @staticmethod
-    def invalid(lines: list[Line]) -> set[str]:
-        return {
-            line["kernel"] for line in lines if line["t"] == "problem" and line["kind"] == "invalid"
-        }
-
-    def test_what_is_not_said_is_true_and_the_rest_is_left_alone(self, runs: Any) -> None:
-        code, lines = runs["unsaid"]
-        held, signature, name, kvcache = self.notes(lines)
-        assert (code, held, name) == (0, [True, True], "flash_attn_func")
+    def test_what_is_not_said_is_true_and_the_rest_is_left_alone(
+        self, runs: dict[str, Run]
+    ) -> None:
+        run = runs["unsaid"]
+        held, signature, name, kvcache = run.notes
+        assert (run.code, held, name) == (0, [True, True], "flash_attn_func")
         assert signature == (
             "(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), "
             "softcap=0.0, alibi_slopes=None, deterministic=True, return_attn_probs=False)"
         )
         assert kvcache == [False, 1]
-        assert self.rows(lines) == {
+        assert self.rows(run) == {
             "flash-attn 2 bound": (["flash_attn_func", "flash_attn_varlen_func"], "recorded"),
             "2.deterministic": (True, "recorded"),
         }
-        assert self.invalid(lines) == set()
+        assert self.invalid(run) == set()
 
-    def test_what_is_said_stays_and_no_gradient_needs_no_order(self, runs: Any) -> None:
-        code, lines = runs["said"]
-        assert (code, self.notes(lines), self.invalid(lines)) == (0, [[True, False]], set())
+    def test_what_is_said_stays_and_no_gradient_needs_no_order(self, runs: dict[str, Run]) -> None:
+        run = runs["said"]
+        assert (run.code, run.notes, self.invalid(run)) == (0, [[True, False]], set())
 
-    def test_false_is_not_flipped_but_refused_by_the_profile(self, runs: Any) -> None:
-        code, lines = runs["said no"]
-        assert (code, self.notes(lines)) == (0, [[False, False]])
-        assert self.invalid(lines) == {"flash_attn_func", "flash_attn_varlen_func"}
-        assert self.rows(lines)["2.deterministic"] == (False, "no")
-        (text, _) = (line["text"] for line in lines if line["t"] == "problem")
+    def test_false_is_not_flipped_but_refused_by_the_profile(self, runs: dict[str, Run]) -> None:
+        run = runs["said no"]
+        assert (run.code, run.notes) == (0, [[False, False]])
+        assert self.invalid(run) == {"flash_attn_func", "flash_attn_varlen_func"}
+        assert self.rows(run)["2.deterministic"] == (False, "no")
+        (text, _) = (line["text"] for line in run.problems())
         assert "deterministic=False" in text
-        assert {line["chooser"] for line in lines if line["t"] == "problem"} == {"profile"}
+        assert {line["chooser"] for line in run.problems()} == {"profile"}
 
-    def test_version_3(self, runs: Any) -> None:
-        code, lines = runs["version 3"]
-        assert (code, self.rows(lines)["3.deterministic"]) == (0, (True, "recorded"))
-        assert self.rows(lines)["flash-attn 3 bound"] == (["flash_attn_func"], "recorded")
+    def test_version_3(self, runs: dict[str, Run]) -> None:
+        run = runs["version 3"]
+        assert (run.code, self.rows(run)["3.deterministic"]) == (0, (True, "recorded"))
+        assert self.rows(run)["flash-attn 3 bound"] == (["flash_attn_func"], "recorded")
 
-    def test_one_that_cannot_ends_the_process_and_is_named(self, runs: Any) -> None:
-        code, lines = runs["without"]
-        assert (code, self.notes(lines)) == (96, [])
-        (fault,) = runs["faults"][1]
-        text = json.dumps(fault)
+    def test_one_that_cannot_ends_the_process_and_is_named(
+        self, runs: dict[str, Run], folder: Path
+    ) -> None:
+        run = runs["without"]
+        assert (run.code, run.notes) == (96, [])
+        (fault,) = (folder / "faults").iterdir()
+        text = fault.read_text()
         assert "flash-attn 2 cannot be held" in text
         assert "flash_attn_func, flash_attn_varlen_func" in text
