@@ -118,11 +118,12 @@ class _Updating:
         for line in record.draft_lines(draft):
             self._say(line)
         before = {entry.identity for entry in self._lock.entries}
-        after = {entry.identity for entry in updated.entries}
-        kept = [entry for entry in self._lock.entries if entry in updated.entries]
-        idle = [entry for entry in kept if entry.identity not in met_entries(updated, run.ledgers)]
+        now = {entry.identity: entry for entry in updated.entries}
+        kept = [entry for entry in self._lock.entries if now.get(entry.identity) == entry]
+        met = met_entries(updated, run.ledgers)
+        idle = [entry for entry in kept if entry.identity not in met]
         recording.details["kept"] = len(kept)
-        recording.details["new"] = len(after - before)
+        recording.details["new"] = len(now.keys() - before)
         recording.details["unmet"] = [
             f"{entry.place} {readable_named(entry.key)}" for entry in idle
         ]
