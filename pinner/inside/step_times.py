@@ -93,9 +93,8 @@ def _forget() -> None:
 def _write(folder: str) -> None:
     if _marks is None or not _marks.times:
         return
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
     body = {
-        "rank": int(rank) if rank.isdigit() else 0,
+        "rank": ledger.layout()["rank"] or 0,
         "times": _marks.times,
         "first": _marks.first,
         "switches": _marks.switches or _switches(),
