@@ -3,7 +3,7 @@ whether an environment is that of a lock. Pure: environments come as arguments."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,16 +139,21 @@ def values_of(policy: Values) -> dict[str, Any]:
 
 def differing(policy: Values, environ: Mapping[str, str], allow: Sequence[str]) -> tuple[str, ...]:
     """One line for each variable that somebody set to another value than the lock holds."""
-    found = []
+    return tuple(
+        f"{rule['name']}={shown(value)}: the lock was recorded under the profile "
+        f"{profile_of(policy)} with {rule['name']} {_set_to(rule)}; unset it, or record again"
+        for rule, value in against(policy, environ, allow)
+    )
+
+
+def against(
+    policy: Values, environ: Mapping[str, str], allow: Sequence[str] = ()
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """The variables that somebody set to another value than a lock's profile held: rule, value."""
     for rule in _rules(policy, allow):
         value = environ.get(rule["name"])
-        if rule["kind"] == "variable" and not accepts(rule, value):
-            found.append(
-                f"{rule['name']}={shown(value)}: the lock was recorded under the profile "
-                f"{profile_of(policy)} with {rule['name']} {_set_to(rule)}; "
-                "unset it, or record again"
-            )
-    return tuple(found)
+        if rule["kind"] == "variable" and value is not None and not accepts(rule, value):
+            yield rule, value
 
 
 def late(policy: Values, environ: Mapping[str, str]) -> tuple[str, ...]:

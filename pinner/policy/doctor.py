@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from pinner import stack
 from pinner.inside import checkup
-from pinner.inside import policy as inside
 from pinner.inside.facts import CPU_SWITCHES, SWITCHES
 from pinner.inside.policy_rules import accepts, shown
 from pinner.lockfile.check import findings as findings_of_lock
@@ -337,7 +336,7 @@ def _of_lock(given: Examined, lock: Lock, refused: set[str]) -> Iterator[Finding
             "lock-weak", "lock", "note", "a lock that covers the run", text, "record again"
         )
     told = set(refused)
-    for rule, value in _against(lock, given.environ):
+    for rule, value in apply.against(lock.policy, given.environ):
         name = rule["name"]
         told.add(name)
         if name not in refused:
@@ -357,14 +356,6 @@ def _of_lock(given: Examined, lock: Lock, refused: set[str]) -> Iterator[Finding
         field_, locked, here = mismatch.row()
         todo = f"install what was locked, allow it with --allow {field_}, or record again"
         yield Finding("lock-stack", field_, "error", locked, here, todo)
-
-
-def _against(lock: Lock, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The variables that somebody set to another value than the lock's profile held."""
-    for rule in inside.rules_of_lock(lock.policy):
-        value = environ.get(rule["name"])
-        if rule["kind"] == "variable" and value is not None and not accepts(rule, value):
-            yield rule, value
 
 
 def _under(lock: Lock, given: Examined) -> dict[str, Any]:
