@@ -86,7 +86,7 @@ def judge(standard: Standard, series: Series) -> Judged:
     if strangers:
         return Judged((), (), 0, strangers)
     findings: list[Finding] = []
-    tolerated: dict[str, str] = {}
+    apart: dict[str, float] = {}
     compared = 0
     for place, expected in sorted(standard.series.items()):
         found = here.get(place)
@@ -99,17 +99,20 @@ def judge(standard: Standard, series: Series) -> Judged:
         finding, most = _compare(place, expected, found, allowed)
         if finding is not None:
             findings.append(finding)
-        elif most and allowed is not None:
-            tolerated[place.stream] = (
-                f"stream {place.stream!r}: up to {most!r} apart, within the registered "
-                f"{allowed.absolute!r}: {allowed.reason}"
-            )
+        elif most:
+            apart[place.stream] = max(most, apart.get(place.stream, 0.0))
     constant = _constant(here)
     for place in sorted(set(here) - set(standard.series)):
         if place.stream not in constant:
             text = f"{place}: not in the standard, {len(here[place])} points in this run"
             findings.append(Finding(place, "extra", None, text))
-    return Judged(tuple(findings), tuple(tolerated.values()), compared)
+    tolerated = (
+        f"stream {each.stream!r}: up to {apart[each.stream]!r} apart, within the registered "
+        f"{each.absolute!r}: {each.reason}"
+        for each in sorted(standard.tolerances, key=lambda each: each.stream)
+        if each.stream in apart
+    )
+    return Judged(tuple(findings), tuple(tolerated), compared)
 
 
 def _compare(

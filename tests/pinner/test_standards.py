@@ -203,6 +203,13 @@ class TestJudge:
         constant = {**EXACT.series, Place("new", 0): _series(1.0, 1.0)}
         assert not judge(EXACT, constant).findings
 
+    def test_says_the_largest_distance_of_all_ranks_that_was_tolerated(self) -> None:
+        other = Place("loss", 1)
+        standard = replace(STANDARD, series={LOSS: _series(4.0), other: _series(4.0)})
+        near = {LOSS: _series(4.125), other: _series(4.0625)}
+        (said,) = judge(standard, near).tolerated
+        assert said.startswith("stream 'loss': up to 0.125 apart")
+
     def test_a_tolerance_holds_for_its_stream_up_to_its_distance(self) -> None:
         near = {**STANDARD.series, LOSS: _series(4.0, 2.125, 1.0, 0.5)}
         found = judge(STANDARD, near)
