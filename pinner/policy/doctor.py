@@ -98,10 +98,11 @@ class Examined:
 
 def examine(given: Examined) -> tuple[Finding, ...]:
     """Every finding, the gravest first."""
+    rows = judge(given.profile, given.environ, given.role).rows
     found = [
-        *_of_environment(given),
+        *_of_environment(given, rows),
         *_of_contradictions(given),
-        *_of_features(given),
+        *_of_features(given, rows),
         *_of_compiler(given.compiler),
         *_of_stack(given),
         *_of_attention(given),
@@ -116,8 +117,7 @@ def examine(given: Examined) -> tuple[Finding, ...]:
     return tuple(sorted(once.values(), key=lambda each: each.order))
 
 
-def _of_environment(given: Examined) -> Iterator[Finding]:
-    rows = judge(given.profile, given.environ, given.role).rows
+def _of_environment(given: Examined, rows: Sequence[Row]) -> Iterator[Finding]:
     held = {} if given.lock is None else apply.variables_of(given.lock.policy)
     for row in rows:
         if row.rule.kind == "variable" and not (row.state == "set" and row.rule.name in held):
@@ -162,9 +162,8 @@ def _of_contradictions(given: Examined) -> Iterator[Finding]:
         yield Finding("env-contradiction", subject, "error", text, found, each.todo, each.source)
 
 
-def _of_features(given: Examined) -> Iterator[Finding]:
+def _of_features(given: Examined, rows: Sequence[Row]) -> Iterator[Finding]:
     """A value that the profile refuses or keeps is told as that."""
-    rows = judge(given.profile, given.environ, given.role).rows
     told = {row.rule.name for row in rows if row.state in ("refused", "kept")}
     environ = {name: value for name, value in given.environ.items() if name not in told}
     for feature, found in asked_for(given.features, given.seen.commands, environ):
