@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,14 +198,9 @@ def _processes(series: Series, stream: str) -> dict[int, Points]:
     return {p.number: s for p, s in series.items() if p.stream == stream and not p.ranked}
 
 
-def _constant(series: Series) -> set[str]:
+def _constant(series: Series) -> tuple[str, ...]:
     """Streams that never change: no standard holds them."""
-    by_stream: dict[str, list[Points]] = {}
+    streams: dict[str, dict[int, Points]] = {}
     for place, points in series.items():
-        by_stream.setdefault(place.stream, []).append(points)
-    return {stream for stream, all_ in by_stream.items() if _never_changes(all_)}
-
-
-def _never_changes(series: Iterable[Points]) -> bool:
-    every = [[text for _, text in points] for points in series]
-    return any(len(texts) > 1 for texts in every) and all(len(set(t)) <= 1 for t in every)
+        streams.setdefault(place.stream, {})[place.number] = points
+    return evidence.constant(RunEvidence(streams))
