@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from stackbisect.repro.calls import (
     Generator,
     Listed,
     Named,
+    Ref,
+    Step,
     Table,
     Value,
 )
@@ -96,6 +98,34 @@ class Captured:
         if word == "generator":
             return Generator(self.generators[rest[0]], rest[1])
         raise ValueError(f"expected a packed value, found {word!r}")
+
+    def step(
+        self,
+        names: Mapping[int, str],
+        refs_of: Mapping[int, Ref],
+        results: Sequence[tuple[str, Any]],
+    ) -> tuple[Step, dict[str, str | None]]:
+        """This call in a program, and the digests of what it gives and of what it writes over.
+
+        names: the input of each tensor, by its number; refs_of: what stands for it as an argument.
+        results: a name for each result, "" for one that is no output, and what is known of it.
+        """
+        call = self.call
+
+        def value(packed: Any) -> Value:
+            return self.value(packed, lambda number: refs_of[number])
+
+        step = Step(
+            target=call["function"],
+            args=tuple(map(value, call["args"])),
+            kwargs={name: value(each) for name, each in call["kwargs"].items()},
+            results=tuple(name for name, _ in results),
+            single=call["single"],
+        )
+        expected = {name: each["digest"] for name, each in results if name}
+        for number, digest in zip(call["written"], call["digests"], strict=True):
+            expected[names[number]] = digest
+        return step, expected
 
 
 def _size(row: Mapping[str, Any]) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from stackbisect.repro.calls import ITEMSIZE, Array, Program, Ref, Step, Value
+from stackbisect.repro.calls import ITEMSIZE, Array, Program, Ref
 from stackbisect.repro.capture import Asked, Made
 from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import NoCase
@@ -34,7 +34,9 @@ def program(captured: Captured, asked: Asked) -> Made | NoCase:
                 f"its argument {row['name']} is of a dtype that is not known: {row['dtype']}"
             )
     names = _names(captured)
-    step, expected = _step(captured, names)
+    refs_of = {number: Ref(name) for number, name in names.items()}
+    step, digests = captured.step(names, refs_of, list(_results(captured)))
+    expected = {name: digest for name, digest in digests.items() if digest is not None}
     if not expected:
         return NoCase(f"{captured.name} gives no array whose bits can be read")
     inputs = captured.arrays(names)
@@ -72,24 +74,3 @@ def _results(captured: Captured) -> Iterator[tuple[str, Any]]:
     for at, each in enumerate(results):
         named = each is not None and each["digest"] is not None
         yield (f"out{at}" if len(results) > 1 else "out") if named else "", each
-
-
-def _step(captured: Captured, names: Mapping[int, str]) -> tuple[Step, dict[str, str]]:
-    call = captured.call
-
-    def value(packed: Any) -> Value:
-        return captured.value(packed, lambda number: Ref(names[number]))
-
-    results = list(_results(captured))
-    step = Step(
-        target=call["function"],
-        args=tuple(map(value, call["args"])),
-        kwargs={name: value(each) for name, each in call["kwargs"].items()},
-        results=tuple(name for name, _ in results),
-        single=call["single"],
-    )
-    expected = {name: each["digest"] for name, each in results if name}
-    for number, digest in zip(call["written"], call["digests"], strict=True):
-        if digest is not None:
-            expected[names[number]] = digest
-    return step, expected

@@ -105,7 +105,7 @@ class _Steps:
         new = {number: name for number, name in names.items() if name in arrays}
         self.steps += lazily(captured, new, refs_of)
         self.known.update((objects[number], refs_of[number]) for number in new)
-        step, self.expected = _step(captured, names, refs_of, results)
+        step, self.expected = captured.step(names, refs_of, list(_results(captured, results)))
         self.steps.append(step)
         for number, name in zip(made, step.results, strict=True):
             if name:
@@ -208,28 +208,6 @@ def lazily(captured: Captured, names: dict[int, str], refs_of: dict[int, Ref]) -
             name = identifier(f"{names[row['number']]}_{mark}", set(names.values()))
             refs_of[row["number"]] = Ref(name)
             yield Step(target, (before,), results=(name,))
-
-
-def _step(
-    captured: Captured, names: Mapping[int, str], refs_of: Mapping[int, Ref], prefix: str
-) -> tuple[Step, dict[str, str | None]]:
-    call = captured.call
-
-    def value(packed: Any) -> Value:
-        return captured.value(packed, lambda number: refs_of[number])
-
-    results = list(_results(captured, prefix))
-    step = Step(
-        target=call["function"],
-        args=tuple(map(value, call["args"])),
-        kwargs={name: value(each) for name, each in call["kwargs"].items()},
-        results=tuple(name for name, _ in results),
-        single=call["single"],
-    )
-    expected = {name: each["digest"] for name, each in results if name}
-    for number, digest in zip(call["written"], call["digests"], strict=True):
-        expected[names[number]] = digest
-    return step, expected
 
 
 def _gpu(captured: Captured, call: Mapping[str, Any]) -> bool:
