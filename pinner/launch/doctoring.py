@@ -15,7 +15,7 @@ from pinner.launch import environment, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
 from pinner.lockfile.codec import read_lock
-from pinner.lockfile.ledgers import ProblemRecord, SettingRecord
+from pinner.lockfile.ledgers import FactsRecord, ProblemRecord, SettingRecord
 from pinner.lockfile.schema import Lock
 from pinner.policy import apply, doctor, features
 from pinner.policy.doctor import Compiler, Finding, Seen
@@ -161,13 +161,20 @@ def _look(job: one_run.Job, environ: Mapping[str, str]) -> Seen:
 
 def _seen(run: Run) -> Seen:
     facts: dict[str, Any] = {}
-    for _, found in run.facts():
-        facts.update(found)
-    records = [record for ledger in run.ledgers for record in ledger.records()]
+    settings: list[SettingRecord] = []
+    problems: list[ProblemRecord] = []
+    for ledger in run.ledgers:
+        for record in ledger.records():
+            if isinstance(record, FactsRecord):
+                facts.update(record.facts)
+            elif isinstance(record, SettingRecord):
+                settings.append(record)
+            elif isinstance(record, ProblemRecord):
+                problems.append(record)
     return Seen(
         running=True,
         facts=facts,
-        settings=tuple(each for each in records if isinstance(each, SettingRecord)),
-        problems=tuple(each for each in records if isinstance(each, ProblemRecord)),
+        settings=tuple(settings),
+        problems=tuple(problems),
         commands=tuple(ledger.process.argv for ledger in run.ledgers),
     )
