@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +163,8 @@ def _written(
         soft=stack.soft,
         streams=options.streams,
         lock=session_dir.lock_digest(run.session),
+        tolerances=() if old is None else old.tolerances,
     )
-    kept = () if old is None else old.tolerances
-    standard = replace(standard, tolerances=kept)
     options.folder.mkdir(parents=True, exist_ok=True)
     _checked(options.path, standard)
     count = sum(map(len, series.values()))
@@ -184,15 +182,9 @@ def _written(
 
 def _checked(path: Path, standard: Standard) -> None:
     """Writes the file where it can be read back, or leaves what is there. Raises `LockError`."""
-    staged = path.with_name(f".{standard.name}-{os.getpid()}")
-    staged.mkdir()
-    try:
-        replace_text(staged / path.name, form.dumps(standard))
-        form.read(staged / path.name)
-        os.replace(staged / path.name, path)
-    finally:
-        (staged / path.name).unlink(missing_ok=True)
-        staged.rmdir()
+    text = form.dumps(standard)
+    form.parse(text.encode("utf-8"), path)
+    replace_text(path, text)
 
 
 def _compared(options: Options, standard: Standard, runs: Runs, say: Say) -> Outcome:

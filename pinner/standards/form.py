@@ -110,8 +110,13 @@ def path_of(folder: Path, name: str) -> Path:
 
 def read(path: Path) -> Standard:
     """The standard in a file. Raises `LockError`, naming entry and field, and `OSError`."""
+    return parse(path.read_bytes(), path)
+
+
+def parse(data: bytes, path: Path) -> Standard:
+    """The standard that a file of this name and content has. Raises `LockError`."""
     try:
-        tables = toml.loads(path.read_text(encoding="utf-8"))
+        tables = toml.loads(data.decode("utf-8"))
     except ValueError as error:  # TOML and UTF-8
         raise LockError(f"is not TOML: {error}", source=os.fspath(path)) from error
     reader = _Reader(os.fspath(path))
