@@ -23,7 +23,7 @@ from pinner.lockfile.codec import dumps, read_lock, read_lock_with_digest, write
 from pinner.lockfile.compiled import pins_text
 from pinner.lockfile.conflicts import ConflictError, Rule
 from pinner.lockfile.errors import LockError
-from pinner.lockfile.merge import Draft, draft_lock, merge_ledgers
+from pinner.lockfile.merge import Draft, draft_lock, hosts, merge_ledgers, world_size
 from pinner.lockfile.schema import Lock
 from pinner.policy import apply
 
@@ -254,14 +254,13 @@ def make_draft(draft: Draft, observed: Run) -> Lock:
 def remade(run: schema.Run, observed: Run) -> schema.Run:
     """How a lock came to be that is sealed anew: by the command, ranks and hosts of this run."""
     processes = [ledger.process for ledger in observed.ledgers]
-    ranked = [process for process in processes if process.rank is not None]
     return replace(
         run,
         command=observed.launchers[0].texts("command"),
         created=observed.session.settings.created,
         pinner=VERSION,
-        world_size=max([1, *(each.world for each in processes if each.world is not None)]),
-        hosts=max(1, len({process.host for process in ranked})),
+        world_size=world_size(processes),
+        hosts=hosts(processes),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -310,8 +310,8 @@ def _draft(gathered: _Gathered, rule: Rule) -> Draft:
         stack=stack,
         fact_conflicts=_fact_conflicts(gathered, names, stack),
         processes=tuple(sorted(gathered.processes, key=lambda process: process.order)),
-        world_size=_world_size(gathered.processes),
-        hosts=max(1, len({each.host for each in gathered.processes if each.rank is not None})),
+        world_size=world_size(gathered.processes),
+        hosts=hosts(gathered.processes),
         policy=switches.policy,
         settings=switches.settings,
         setting_conflicts=switches.conflicts,
@@ -424,10 +424,16 @@ def _fact_conflicts(
     return tuple(sorted(conflicts, key=lambda each: (not each.hard, each.field)))
 
 
-def _world_size(processes: list[ProcessRecord]) -> int:
-    told = [process.world for process in processes if process.world is not None]
+def world_size(processes: Collection[ProcessRecord]) -> int:
+    """How many ranks there were, as the launchers told or as ranks were seen; 1 without any."""
     ranks = [process.rank + 1 for process in processes if process.rank is not None]
+    told = [process.world for process in processes if process.world is not None]
     return max([1, *told, *ranks])
+
+
+def hosts(processes: Collection[ProcessRecord]) -> int:
+    """On how many hosts these ranks were; 1 without any."""
+    return max(1, len({process.host for process in processes if process.rank is not None}))
 
 
 def _tally(seen: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> None:
