@@ -22,8 +22,8 @@ def accepts(rule: Mapping[str, Any], value: Any) -> bool:
         return isinstance(value, str) and _all_tokens(rule, value)
     if rule.get("pattern"):
         return isinstance(value, str) and re.fullmatch(rule["pattern"], value) is not None
-    said = canonical(plain(value))
-    return any(canonical(plain(each)) == said for each in rule.get("accept") or ())
+    said = canonical(value)
+    return any(canonical(each) == said for each in rule.get("accept") or ())
 
 
 def expected(rule: Mapping[str, Any]) -> str:
@@ -42,11 +42,6 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "(%s)" % ", ".join(shown(each) for each in value)
     return repr(value) if not isinstance(value, str) or not value else value
-
-
-def plain(value: Any) -> Any:
-    """A value in the form of JSON: tuples are lists."""
-    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _all_tokens(rule: Mapping[str, Any], value: str) -> bool:

@@ -82,11 +82,11 @@ class Rule:
         return {
             "name": self.name,
             "kind": self.kind,
-            "accept": policy_rules.plain(self.accept),
+            "accept": list(self.accept),
             "tokens": list(self.tokens),
             "ignore_case": self.ignore_case,
             "pattern": self.pattern,
-            "default": policy_rules.plain(self.default),
+            "default": self.default,
             "keep": self.on_conflict == "keep",
             "given_by": self.given_by,
             "read": self.read,
@@ -189,7 +189,7 @@ def _check_switch(table: Table, rule: Rule) -> None:
     for value in (*rule.accept, *(() if rule.default is None else (rule.default,))):
         if not policy_rules.accepts(every, value):
             where = "accept" if value in rule.accept else "default"
-            raise table.error(where, policy_rules.expected(every), policy_rules.plain(value))
+            raise table.error(where, policy_rules.expected(every), value)
 
 
 def _check_variable(table: Table, rule: Rule) -> None:
@@ -225,7 +225,7 @@ def _array(table: Table, name: str) -> tuple[Any, ...]:
     value = table.data[name]
     if not isinstance(value, list) or not value:
         raise table.error(name, "an array with something in it", value)
-    return tuple(policy_rules.plain(each) for each in value)
+    return tuple(value)
 
 
 def _tokens(table: Table, name: str) -> tuple[str, ...]:
