@@ -13,7 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from . import attention, policy_switches
+from . import attention, imports, policy_switches
 from .choosers.others import looks, settings
 
 if TYPE_CHECKING:
@@ -77,8 +77,6 @@ _defined: Set[str] = set()
 
 def begin(rules: List[Dict[str, Any]]) -> None:
     """Watch the variables of `rules` from here on, and look at the rest when the process ends."""
-    from . import imports
-
     _reads.update(
         {rule["name"]: rule["read"] for rule in rules if rule["kind"] == "variable"},
     )
@@ -155,7 +153,7 @@ def _look() -> None:
         named = [[name, takes] for name, takes in sorted(functions.items())]
         settings.report(CHOOSER, BACKEND + backend, named, settings.RECORDED)
     strange: Dict[str, List[str]] = {}
-    for operation in sorted(_defined.union(_operations(torch))):
+    for operation in sorted(_defined | _operations(torch)):
         space = operation.partition("::")[0]
         if space not in _of_torch and space not in TORCHS:
             strange.setdefault(space, []).append(operation)
@@ -163,7 +161,7 @@ def _look() -> None:
         settings.report(CHOOSER, OPERATIONS + space, operations, settings.RECORDED)
 
 
-def _operations(torch: Any) -> List[str]:
+def _operations(torch: Any) -> Set[str]:
     """Every operation that is registered now, without its overloads."""
     ask = getattr(torch._C, "_dispatch_get_all_op_names", None)
-    return [] if ask is None else sorted({str(name).partition(".")[0] for name in ask()})
+    return set() if ask is None else {str(name).partition(".")[0] for name in ask()}
