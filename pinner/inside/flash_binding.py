@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from . import faults, imports
 from .attention import PARAMETER
 from .choosers.others import settings
+from .choosers.others.flash_attention import CHOOSER
 
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Dict, Iterable, List, Mapping
 
-CHOOSER = "flash_attention"
 VARIABLE = "FLASH_ATTENTION_DETERMINISTIC"
 MODULES = (
     ("flash-attn 2", "flash_attn.flash_attn_interface"),
