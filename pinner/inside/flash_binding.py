@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from . import faults, imports
 from .attention import PARAMETER
-from .choosers.others import settings
+from .choosers.others import registry, settings
 from .choosers.others.flash_attention import CHOOSER
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterable, List, Mapping
 
 VARIABLE = "FLASH_ATTENTION_DETERMINISTIC"
-MODULES = (
-    ("flash-attn 2", "flash_attn.flash_attn_interface"),
-    ("flash-attn 3", "flash_attn_interface"),
-    ("flash-attn 3", "flash_attn_3.flash_attn_interface"),
-    ("flash-attn 4", "flash_attn.cute.interface"),
-)
+MODULES = [
+    ("flash-attn " + given[0], module)
+    for module, file, _function, given in registry.HOOKS
+    if file == CHOOSER
+]
 
 _begun = False
 
