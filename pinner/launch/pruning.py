@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pinner.inside.values import readable_named
-from pinner.launch import enforce, judge, record, session_dir
+from pinner.launch import judge, record, session_dir
 from pinner.launch.collect import collect
 from pinner.launch.coverage import met_entries
 from pinner.launch.judge import Refusal
@@ -40,16 +40,13 @@ def prune(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     for folder in options.sessions:
         found = _used_in_session(folder, lock, digest)
         if isinstance(found, Refusal):
-            return _refused(found)
+            return record.left_alone(found, {})
         used |= found
     if not options.recording.job.argv:
         return _ended_without_runs(options, lock, used, say)
-    try:
-        enforce.check_watched(lock, options.recording.job.cublaslt)
-        enforce.check_policy(lock, environ, ())
-    except enforce.LockRefused as error:
-        return _refused(Refusal(judge.REFUSED, "refused", str(error)))
-    recording = replace(options.recording, job=enforce.with_recorded(options.recording.job, lock))
+    recording = record.under_lock(options.recording, lock, environ)
+    if isinstance(recording, Refusal):
+        return record.left_alone(recording, {})
     pruning = _Pruning(replace(options, recording=recording), lock, digest, used, say)
     return record.in_folder("prune", recording, environ, say, pruning.outcome)
 
@@ -71,7 +68,7 @@ class _Pruning:
         run = recording.enforced(self._lock, "prune")
         refused = recording.usable(run) or judge.held_refusal(self._lock, run)
         if refused is not None:
-            return _refused(refused, recording.details)
+            return record.left_alone(refused, recording.details)
         gone = _gone(self._lock, self._used | met_entries(self._lock, run.ledgers))
         recording.details["removed"] = _tell(gone, self._say)
         if self._options.dry_run or (self._lock.run.sealed and not gone):
@@ -81,7 +78,7 @@ class _Pruning:
         recording.details["other_bits"] = record.tell_other_bits(self._lock, run, self._say)
         sealed = recording.validated(pruned, run)
         if isinstance(sealed, Refusal):
-            return _refused(sealed, recording.details)
+            return record.left_alone(sealed, recording.details)
         out = self._options.recording.out
         outcome = record.replace_lock(out, self._digest, sealed, recording.details)
         return replace(outcome, text=f"{_what(gone)}\n{outcome.text}")
@@ -152,8 +149,3 @@ def _nothing_written(
         text = f"{record.counted(len(gone), 'choice')} would go; nothing was written"
         return Outcome(judge.DONE, "dry-run", text, details=details)
     return Outcome(judge.DONE, "unchanged", f"{path}: every choice was used", details=details)
-
-
-def _refused(refused: Refusal, details: Mapping[str, Any] | None = None) -> Outcome:
-    text = f"{refused.text}\nthe lock is as it was"
-    return Outcome(refused.exit, refused.status, text, details=details or {})

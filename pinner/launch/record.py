@@ -13,7 +13,7 @@ from typing import Any
 from pinner.compare import evidence, locked
 from pinner.inside import VERSION
 from pinner.inside.values import Encoded
-from pinner.launch import judge, one_run, session_dir
+from pinner.launch import enforce, judge, one_run, session_dir
 from pinner.launch.collect import Run, collect
 from pinner.launch.command_line import needs_shared_folder
 from pinner.launch.judge import Agreement, Disagreement, Refusal
@@ -101,6 +101,16 @@ def in_folder(
     elif temporary:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
+
+
+def under_lock(options: Options, lock: Lock, environ: Mapping[str, str]) -> Options | Refusal:
+    """What runs under a lock take over from it; or why there can be none."""
+    try:
+        enforce.check_watched(lock, options.job.cublaslt)
+        enforce.check_policy(lock, environ, ())
+    except enforce.LockRefused as error:
+        return Refusal(judge.REFUSED, "refused", str(error))
+    return replace(options, job=enforce.with_recorded(options.job, lock))
 
 
 class Recording:
@@ -315,6 +325,12 @@ def refused_outcome(
     written = None if lock is None else write_draft(out, lock)
     text = refused.text if written is None else f"{refused.text}\nthe draft is in {written}"
     return Outcome(refused.exit, refused.status, text, written, details=details)
+
+
+def left_alone(refused: Refusal, details: Mapping[str, Any]) -> Outcome:
+    """An end at which nothing was written over the lock, nor beside it."""
+    text = f"{refused.text}\nthe lock is as it was"
+    return Outcome(refused.exit, refused.status, text, details=details)
 
 
 def write_draft(out: Path, lock: Lock) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pinner.inside.values import readable_named
-from pinner.launch import enforce, judge, record
+from pinner.launch import judge, record
 from pinner.launch.collect import Run
 from pinner.launch.coverage import Coverage, cover, described, met_entries
 from pinner.launch.judge import Refusal
@@ -40,13 +40,9 @@ class Options:
 def update(options: Options, environ: Mapping[str, str], say: Say) -> Outcome:
     """Updates a lock. Raises `LockError`, `SessionError`, `LedgerError`, `TapError`."""
     lock, digest = read_lock_with_digest(options.recording.out)
-    try:
-        enforce.check_watched(lock, options.recording.job.cublaslt)
-        enforce.check_policy(lock, environ, ())
-    except enforce.LockRefused as error:
-        text = f"{error}\nthe lock is as it was"
-        return Outcome(judge.REFUSED, "refused", text)
-    recording = replace(options.recording, job=enforce.with_recorded(options.recording.job, lock))
+    recording = record.under_lock(options.recording, lock, environ)
+    if isinstance(recording, Refusal):
+        return record.left_alone(recording, {})
     updating = _Updating(replace(options, recording=recording), lock, digest, say)
     return record.in_folder("update", recording, environ, say, updating.outcome)
 
@@ -139,5 +135,4 @@ class _Updating:
         if updated is not None and self._options.draft:
             out = self._options.recording.out
             return record.refused_outcome(refused, out, updated, recording.details)
-        text = f"{refused.text}\nthe lock is as it was"
-        return Outcome(refused.exit, refused.status, text, details=recording.details)
+        return record.left_alone(refused, recording.details)
