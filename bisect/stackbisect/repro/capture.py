@@ -19,7 +19,7 @@ from stackbisect.repro.calls import Program
 from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import Case, NoCase
 from stackbisect.repro.locate import Site
-from stackbisect.repro.render_torch import ENVIRON
+from stackbisect.repro.rendering import ENVIRON
 from stackbisect.repro.stacks import Ran, Stack
 
 _RUN = ("python", form.SCRIPT)

@@ -11,7 +11,8 @@ from stackbisect.repro.capture import Asked, Made
 from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import NoCase
 from stackbisect.repro.render_numpy import ALIGNED
-from stackbisect.repro.render_torch import ENVIRON, identifier
+from stackbisect.repro.render_torch import identifier
+from stackbisect.repro.rendering import ENVIRON
 
 _LIBRARIES = ("numpy", "scipy")
 _COMES_ALONG = ("numpy", "numpy.linalg", "numpy.fft")  # with `import numpy`

@@ -10,7 +10,8 @@ from stackbisect.repro.calls import ITEMSIZE, Array, Named, Program, Ref, Step, 
 from stackbisect.repro.capture import Asked, Made
 from stackbisect.repro.captured import Captured
 from stackbisect.repro.extract import NoCase
-from stackbisect.repro.render_torch import ENVIRON, identifier
+from stackbisect.repro.render_torch import identifier
+from stackbisect.repro.rendering import ENVIRON
 
 
 def program(captured: Captured, asked: Asked | None = None) -> Made | NoCase:

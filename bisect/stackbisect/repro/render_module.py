@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from stackbisect.repro.calls import Program, Step
 from stackbisect.repro.form import SCRIPT
 from stackbisect.repro.module_case import BACK, Module
-from stackbisect.repro.render_torch import INPUTS, MODULE, Writing, wrapped
+from stackbisect.repro.render_torch import MODULE, Writing
+from stackbisect.repro.rendering import wrapped
 
 # Variables of repro.py that no input may be called by.
 TAKEN = frozenset(("module", "loaded", "named", "found"))
@@ -18,15 +19,8 @@ TAKEN = frozenset(("module", "loaded", "named", "found"))
 
 def files(program: Program) -> dict[str, bytes]:
     """repro.py, module.pt, and inputs.bin where it needs one."""
-    writing = _Calling(program)
-    body = list(writing.body())
-    found = {
-        SCRIPT: ("\n".join(writing.page(body)) + "\n").encode("utf-8"),
-        MODULE: program.kernel.pickle,
-    }
-    if writing.blocks:
-        found[INPUTS] = bytes(writing.blocks)
-    return found
+    found = _Calling(program).files()
+    return {SCRIPT: found.pop(SCRIPT), MODULE: program.kernel.pickle, **found}
 
 
 class _Calling(Writing):

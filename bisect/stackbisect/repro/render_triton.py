@@ -9,19 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stackbisect.repro.calls import Program, Step
-from stackbisect.repro.form import SCRIPT
-from stackbisect.repro.render_torch import INPUTS, Writing, code, wrapped
+from stackbisect.repro.render_torch import Writing
+from stackbisect.repro.rendering import code, wrapped
 from stackbisect.repro.triton_case import Kernel
 
 
 def files(program: Program) -> dict[str, bytes]:
     """repro.py, and inputs.bin where it needs one."""
-    writing = _Launching(program)
-    body = list(writing.body())
-    found = {SCRIPT: ("\n".join(writing.page(body)) + "\n").encode("utf-8")}
-    if writing.blocks:
-        found[INPUTS] = bytes(writing.blocks)
-    return found
+    return _Launching(program).files()
 
 
 class _Launching(Writing):
