@@ -37,15 +37,6 @@ class Backend:
     distributions: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "verdict": self.verdict,
-            "switch": self.switch,
-            "reason": self.reason,
-            "source": self.source,
-        }
-
 
 BACKENDS = (
     Backend(
