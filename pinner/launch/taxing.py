@@ -13,11 +13,11 @@ from typing import Any
 from pinner.compare import step_times
 from pinner.compare.step_times import NotComparable, Steps, Tax
 from pinner.inside.policy_rules import accepts
+from pinner.inside.step_times import VARIABLE
 from pinner.launch import judge, one_run, session_dir
 from pinner.launch.record import Say
 from pinner.policy.profiles import load
 
-VARIABLE = "PINNER_STEP_TIMES"
 BASELINE, DETERMINISTIC = "baseline", "deterministic"
 _NO_STEPS = (
     "{name}: no process marked a step: use a torch optimizer or call pinner.fingerprint in each "
